@@ -1,0 +1,16 @@
+"""Token choice: from a row of logits to one token, the same token on every platform.
+
+One subject a file: ``params`` (what the user sets), ``penalties`` (history and the logits it lowers),
+``truncation`` (which candidates stay), ``noise`` (the counter-based generator), ``elementary`` (exp and log
+from basic operations), ``logprobs`` (row checks and what is reported), ``sampler`` (the chain).
+
+Holds: the token is a pure function of (parameters, accepted tokens, logits, seed, position). Nothing that
+decides uses the platform's mathematics library or a sum whose order numpy may choose.
+"""
+
+from pykvstream.sampling.logprobs import Choice, top_logprobs
+from pykvstream.sampling.noise import fork_seed
+from pykvstream.sampling.params import LogitBias, SamplingParams
+from pykvstream.sampling.sampler import Sampler, SamplerState
+
+__all__ = ["Choice", "LogitBias", "Sampler", "SamplerState", "SamplingParams", "fork_seed", "top_logprobs"]

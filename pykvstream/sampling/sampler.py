@@ -1,0 +1,126 @@
+"""The sampling chain of one sequence.
+
+Order: bias, penalties, DRY, top-n-sigma, top-k, typical, top-p, min-p, XTC, temperature, coupled choice.
+Temperature is last, so truncation sees untempered probabilities. At ``temperature <= 0`` the first largest
+logit after bias, penalties and DRY is the token, and no filter runs.
+Source: the choice is the Gumbel-max trick: argmax of logit/T + Gumbel noise has the softmax distribution of
+logit/T.
+Holds: ``choose`` changes nothing and reads only the accepted tokens, so a draft and its verification agree on
+a token whenever they agree on its logits; the token depends on no other row, object or platform.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pykvstream.errors import InvalidArgument, NumericError
+from pykvstream.sampling.logprobs import Choice, check_row, log_denominator
+from pykvstream.sampling.noise import Noise, check_u64
+from pykvstream.sampling.params import SamplingParams
+from pykvstream.sampling.penalties import LogitAdjuster, TokenHistory
+from pykvstream.sampling.truncation import truncate_row
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerState:
+    """All that a sampler remembers: its seed and the tokens it accepted, prompt included."""
+
+    seed: int
+    tokens: tuple[int, ...]
+
+
+class Sampler:
+    """Chooses tokens for one sequence; not for use from two threads at once."""
+
+    __slots__ = ("_adjuster", "_history", "_n_vocab", "_noise", "_params")
+
+    def __init__(self, params: SamplingParams, *, seed: int, n_vocab: int) -> None:
+        if n_vocab < 1:
+            raise InvalidArgument(f"n_vocab must be at least 1, got {n_vocab}")
+        for name, ids in (("logit_bias", params.logit_bias), ("dry_breakers", params.dry_breakers)):
+            if any(token >= n_vocab for token in ids):
+                raise InvalidArgument(f"{name} names token {max(ids)}, the vocabulary has {n_vocab} tokens")
+        self._params = params
+        self._n_vocab = n_vocab
+        self._noise = Noise(seed)
+        self._adjuster = LogitAdjuster(params)
+        self._history = TokenHistory()
+
+    @property
+    def params(self) -> SamplingParams:
+        """The settings of the chain."""
+        return self._params
+
+    @property
+    def seed(self) -> int:
+        """The seed of the noise."""
+        return self._noise.seed
+
+    @property
+    def n_accepted(self) -> int:
+        """How many tokens were accepted and not truncated."""
+        return self._history.n_tokens
+
+    def choose(self, logits: NDArray[np.float32], position: int) -> Choice:
+        """Return the token at ``position``; changes nothing.
+
+        Raises ``NumericError`` for NaN, plus infinity or nothing but minus infinity, with the position and
+        the index.
+        """
+        position = check_u64("position", position)
+        row, best = check_row(logits, self._n_vocab, position)
+        adjusted = self._adjuster.adjust(row, self._history)
+        if adjusted is not row:
+            best_adjusted = int(adjusted.argmax())
+            if adjusted[best_adjusted] == -np.inf:
+                raise NumericError(f"logits at position {position}: bias suppresses all that are finite")
+        else:
+            best_adjusted = best
+        token = best_adjusted if self._params.is_greedy else self._draw(adjusted, position)
+        return Choice(token, float(row[token]) - log_denominator(row, best))
+
+    def _draw(self, row: NDArray[np.float32], position: int) -> int:
+        """Return the coupled choice among the candidates that pass the filters."""
+        candidates = truncate_row(row, self._params, self._noise, position)
+        # Relative to the best, so that a temperature near zero overflows only what could never win.
+        with np.errstate(over="ignore"):
+            scores = (candidates.logits - candidates.logits[0]) / self._params.temperature
+        scores += self._noise.gumbel(position, candidates.ids)
+        return int(candidates.ids[scores == scores.max()].min())
+
+    def accept(self, token: int) -> None:
+        """Append a token, of the prompt or chosen, to the history that penalties and DRY read."""
+        if not 0 <= token < self._n_vocab:
+            raise InvalidArgument(f"token {token} is outside the vocabulary of {self._n_vocab}")
+        self._history.append(token)
+
+    def truncate(self, n_tokens: int) -> None:
+        """Keep the first ``n_tokens`` accepted tokens."""
+        if not 0 <= n_tokens <= self.n_accepted:
+            raise InvalidArgument(f"cannot keep {n_tokens} tokens, {self.n_accepted} were accepted")
+        self._history.truncate(n_tokens)
+
+    def reset(self) -> None:
+        """Forget every accepted token; the seed stays."""
+        self._history.truncate(0)
+
+    def fork(self, seed: int) -> Sampler:
+        """Return an independent sampler with this history and another seed (see ``fork_seed``)."""
+        child = Sampler(self._params, seed=seed, n_vocab=self._n_vocab)
+        child._history = TokenHistory(self._history.last(-1))
+        return child
+
+    def state(self) -> SamplerState:
+        """Return what ``restore`` needs."""
+        return SamplerState(self.seed, tuple(self._history.last(-1).tolist()))
+
+    def restore(self, state: SamplerState) -> None:
+        """Take over a saved seed and history, or change nothing if a token is outside the vocabulary."""
+        for token in state.tokens:
+            if not 0 <= token < self._n_vocab:
+                raise InvalidArgument(f"saved token {token} is outside the vocabulary of {self._n_vocab}")
+        self._noise = Noise(state.seed)
+        self._history = TokenHistory(state.tokens)
