@@ -1,0 +1,161 @@
+/* tape.h: a model as a flat list of operations, recorded once, sealed, bound to leases, replayed for every pass.
+ *
+ * Life: create, add tensors and operations, seal (types, shapes, order, workspace), bind (addresses, at an arena epoch), run.
+ * What changes from pass to pass is the pass description alone.
+ */
+#ifndef KVSTREAM_TAPE_H
+#define KVSTREAM_TAPE_H
+
+#include "kvstream/pager.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* cffi:begin */
+
+typedef struct kvs_weight kvs_weight;
+typedef struct kvs_tape kvs_tape;
+typedef struct kvs_binding kvs_binding;
+
+/* How a weight lies on the device. */
+typedef enum kvs_weight_layout {
+    KVS_WEIGHT_PANELS = 0, /* repacked for matmul; device memory of its own */
+    KVS_WEIGHT_ROWS = 1    /* as the file holds it; the caller's memory is borrowed while the weight lives */
+} kvs_weight_layout;
+
+#define KVS_NONE 0xffffffffu /* no tensor, no weight */
+
+typedef enum kvs_tensor_kind {
+    KVS_TENSOR_WORK = 0,   /* float32 rows in the workspace */
+    KVS_TENSOR_OUTPUT = 1  /* float32 rows in memory that each pass supplies */
+} kvs_tensor_kind;
+
+typedef enum kvs_row_kind {
+    KVS_ROWS_PASS = 0,  /* one per token of the pass */
+    KVS_ROWS_OUT = 1    /* one per requested output row */
+} kvs_row_kind;
+
+typedef struct kvs_tensor_desc {
+    uint32_t struct_size;
+    uint32_t kind; /* kvs_tensor_kind */
+    uint32_t rows; /* kvs_row_kind */
+    uint32_t cols; /* float32 per row */
+} kvs_tensor_desc;
+
+/* shape of a tensor below: [rows][cols] float32, row after row. n = rows of the pass. */
+typedef enum kvs_op_code {
+    /* out[0] = rows of weights[0] (ROWS layout) named by the pass's tokens */
+    KVS_OP_EMBED = 0,
+    /* out[0] = in[0] / sqrt(mean(in[0]^2) + f[0]) * weights[0], over groups of u[0] values (0: the whole row) */
+    KVS_OP_NORM = 1,
+    /* out[i] (op)= weights[i] (PANELS) in[0] for i < u[0] <= 3. weights[3], if any: RMS norm of in[0] first, eps f[0].
+     * u[1]: 0 store, 1 add to out, 2 out[0] = silu(weights[0] in) * (weights[1] in) with u[0] == 2 */
+    KVS_OP_MATMUL = 2,
+    /* out[0] = cos and sin of each position and pair, [n][u[0] / 2][2]; u[0] rotary values, f64[0] base */
+    KVS_OP_ROPE_TABLE = 3,
+    /* rotate the first u[1] values of each head of u[0] values of out[0] by table in[0]; u[2]: 0 pairs (2i, 2i+1),
+     * 1 pairs (i, i + u[1] / 2) */
+    KVS_OP_ROPE = 4,
+    /* Walsh-Hadamard over blocks of u[0] values of out[0], in place */
+    KVS_OP_HADAMARD = 5,
+    /* encode k = in[0], v = in[1] into the tail pages of `layer` */
+    KVS_OP_KV_WRITE = 6,
+    /* out[0] = attention of q = in[0] over all pages of `layer`; u[0] query heads, f[0] score scale */
+    KVS_OP_ATTEND = 7,
+    /* out[0] = silu(in[0]) * in[1] */
+    KVS_OP_SWIGLU = 8,
+    /* out[0] += in[0] */
+    KVS_OP_ADD = 9,
+    /* out[0] (rows OUT) = the requested rows of in[0] */
+    KVS_OP_GATHER = 10
+} kvs_op_code;
+
+typedef struct kvs_op_desc {
+    uint32_t struct_size;
+    uint32_t code; /* kvs_op_code */
+    uint32_t layer;
+    uint32_t reserved;
+    uint32_t in[2];      /* tensors, KVS_NONE where unused */
+    uint32_t out[3];
+    uint32_t weights[4]; /* numbers from kvs_tape_add_weight */
+    uint32_t u[4];
+    float f[2];
+    double f64[1];
+} kvs_op_desc;
+
+typedef struct kvs_tape_info {
+    uint32_t struct_size;
+    uint32_t is_sealed;
+    uint32_t n_ops;
+    uint32_t n_tensors;
+    uint32_t n_layers;   /* cache layers that the operations name */
+    uint32_t max_rows;
+    uint64_t workspace_bytes;  /* of the leased workspace region: tensors by lifetime, and scratch */
+    uint64_t weight_bytes;     /* read by one pass */
+} kvs_tape_info;
+
+/* Everything that differs between two passes. */
+typedef struct kvs_pass_desc {
+    uint32_t struct_size;
+    uint32_t n_rows;
+    const uint32_t *tokens;      /* [n_rows] */
+    const uint32_t *positions;   /* [n_rows] rotary positions; NULL: row numbers of the sequence */
+    uint32_t n_out_rows;
+    uint32_t n_outputs;
+    const uint32_t *out_rows;    /* [n_out_rows] rows of the pass, rising */
+    float *const *outputs;       /* [n_outputs] one per OUTPUT tensor in the order they were added, [rows][cols] */
+    const uint32_t *cancel;      /* read between operations; nonzero stops the pass. May be NULL */
+} kvs_pass_desc;
+
+/* Bring a weight to the device. shape: rows [n][k / block_values] blocks of `type`, row n after row.
+ * own: caller. With ROWS layout `rows` is borrowed until the weight is released. thread: any.
+ * errors: EINVAL; EUNSUPPORTED type; ENOMEM */
+kvs_status kvs_weight_create(kvs_device *device, int type, uint64_t k, uint64_t n, const void *rows, uint32_t layout,
+                             kvs_weight **weight);
+/* thread: any. NULL is ignored */
+void kvs_weight_release(kvs_weight *weight);
+/* Device bytes it takes (0 for borrowed rows). thread: any. errors: EINVAL */
+kvs_status kvs_weight_get_bytes(kvs_weight *weight, uint64_t *bytes);
+
+/* own: caller. `max_rows` bounds every pass, `max_out_rows` its output rows. thread: any. errors: EINVAL; ENOMEM */
+kvs_status kvs_tape_create(kvs_device *device, uint32_t max_rows, uint32_t max_out_rows, kvs_tape **tape);
+
+/* NULL is ignored. thread: owner */
+void kvs_tape_release(kvs_tape *tape);
+
+/* `id` numbers tensors, weights and layers each from 0. A weight is retained. thread: owner.
+ * errors: EINVAL; EBUSY sealed; ENOMEM; kvs_record_layout's for a layer */
+kvs_status kvs_tape_add_tensor(kvs_tape *tape, const kvs_tensor_desc *desc, uint32_t *id);
+kvs_status kvs_tape_add_weight(kvs_tape *tape, kvs_weight *weight, uint32_t *id);
+kvs_status kvs_tape_add_layer(kvs_tape *tape, const kvs_kv_layer *layer, uint32_t *id);
+
+/* thread: owner. errors: EINVAL unknown code or ids, wrong shape, each named; EBUSY sealed; ENOMEM */
+kvs_status kvs_tape_add_op(kvs_tape *tape, const kvs_op_desc *desc);
+
+/* Freeze: every tensor must be written before it is read and every output written; tensors get workspace by lifetime, first
+ * fit. thread: owner. errors: EINVAL naming operation and tensor; EOVERFLOW; ENOMEM */
+kvs_status kvs_tape_seal(kvs_tape *tape);
+
+/* thread: any. errors: EINVAL */
+kvs_status kvs_tape_get_info(kvs_tape *tape, kvs_tape_info *info);
+
+/* Give a sealed tape its addresses. `arena` is the arena of the lease; the binding holds its epoch. `pager` may be NULL for a
+ * tape without attention. own: caller; retains tape and lease, borrows the pager. thread: owner.
+ * errors: EINVAL not sealed, or layers unlike the pager's; ENOSPACE workspace too small, with both numbers; ENOMEM */
+kvs_status kvs_tape_bind(kvs_tape *tape, kvs_arena *arena, kvs_lease *workspace, kvs_pager *pager, kvs_binding **binding);
+
+/* NULL is ignored. thread: owner */
+void kvs_binding_release(kvs_binding *binding);
+
+/* Replay every operation for one pass, which kvs_pager_begin has opened with the same n_rows. Returns when the outputs are
+ * written. thread: owner of the device's work. errors: EINVAL; ESTALE the arena's epoch moved on; EBUSY no pass open;
+ * ECANCELLED; EIO; the hook's. After an error only kvs_pager_end(pager, 0) is legal */
+kvs_status kvs_binding_run(kvs_binding *binding, const kvs_pass_desc *pass);
+
+/* cffi:end */
+
+#ifdef __cplusplus
+}
+#endif
+#endif
