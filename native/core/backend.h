@@ -10,6 +10,7 @@
 #define KVS_NATIVE_CORE_BACKEND_H
 
 #include "base/internal.h"
+#include "kvstream/span.h"
 
 typedef struct kvs_copy {
     uint64_t host_base;    /* backend's name for the host memory: from host_alloc */
@@ -27,8 +28,8 @@ typedef struct kvs_copy {
     _Atomic int *failed;          /* receives the first negative status of a failing copy; the entry still ends */
 } kvs_copy;
 
-struct kvs_step;   /* native/core/step.h: what changes from pass to pass */
-struct kvs_bound_op; /* native/core/tape_ops.h: an operation with addresses */
+struct kvs_step;     /* native/core/step.h: what changes from pass to pass */
+struct kvs_bound_op; /* native/core/step.h: an operation with addresses */
 
 typedef struct kvs_backend {
     const char *name;
@@ -55,8 +56,25 @@ typedef struct kvs_backend {
     uint32_t (*copy_run)(void *self, uint32_t limit);
     /* Drop queued copies that have not started and whose `done` is this counter; those under way finish. */
     void (*copy_cancel)(void *self, const _Atomic uint64_t *done);
-    /* Run one operation to its end on all compute threads. */
+    /* Weights: bytes of the device form of n rows of k values, and the packing of file rows into it. */
+    kvs_status (*weight_bytes)(void *self, int type, uint64_t k, uint64_t n, uint64_t *bytes);
+    kvs_status (*weight_pack)(void *self, int type, uint64_t k, uint64_t n, const void *rows, uint64_t address);
+    /* Scratch that an operation needs for passes of up to max_rows rows; refuses what it cannot run, by name. */
+    kvs_status (*op_scratch_bytes)(void *self, const struct kvs_bound_op *op, uint32_t max_rows, uint64_t *bytes);
+    /* Run one operation to its end on all compute threads. Everything but KVS_OP_ATTEND. */
     kvs_status (*run_op)(void *self, const struct kvs_bound_op *op, const struct kvs_step *step);
+    /* Attention in waves of consecutive pages whose table entries are valid; any cut gives the same bits. */
+    void (*attend_begin)(void *self, const struct kvs_bound_op *op, const struct kvs_step *step);
+    void (*attend_wave)(void *self, const struct kvs_bound_op *op, const struct kvs_step *step, uint64_t page_begin,
+                        uint64_t page_end);
+    void (*attend_finish)(void *self, const struct kvs_bound_op *op, const struct kvs_step *step);
+    /* Attention over a frozen plan, and the record codec, for callers outside a tape. */
+    kvs_status (*attend_plan)(void *self, const kvs_attend_desc *desc, const kvs_kv_layer *layer, const uint64_t *pages,
+                              uint64_t active_tokens);
+    void (*record_encode)(void *self, const kvs_kv_layer *layer, const kvs_record_info *record, void *bytes,
+                          uint32_t first_row, uint32_t n_rows, const float *k, const float *v);
+    void (*record_decode)(void *self, const kvs_kv_layer *layer, const kvs_record_info *record, const void *bytes,
+                          uint32_t first_row, uint32_t n_rows, float *k, float *v);
     /* Begin and end a pass: workers may spin between operations in between. */
     void (*pass_begin)(void *self);
     void (*pass_end)(void *self);

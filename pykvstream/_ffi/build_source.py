@@ -1,0 +1,37 @@
+"""Build step: make the C source of the extension module from the fenced regions of the public headers.
+
+Holds: ``main(callbacks.h, header..., output)``. The text between ``/* cffi:begin */`` and ``/* cffi:end */`` of each header, in
+the order given, is the cffi definition: the interface is stated once.
+Source: cffi, "API mode, out-of-line".
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+from cffi import FFI
+
+FENCE = re.compile(r"/\* cffi:begin \*/(.*?)/\* cffi:end \*/", re.DOTALL)
+
+
+def fenced(path: Path) -> str:
+    regions = FENCE.findall(path.read_text(encoding="utf-8"))
+    if not regions:
+        raise SystemExit(f"{path}: no region between cffi:begin and cffi:end")
+    return "\n".join(regions)
+
+
+def main(arguments: list[str]) -> None:
+    *headers, output = map(Path, arguments)
+    ffi = FFI()
+    ffi.set_source("pykvstream._ffi._native", '#include "kvstream.h"\n')
+    callbacks, *public = headers
+    ffi.cdef("\n".join(fenced(path) for path in public))
+    ffi.cdef(fenced(callbacks))
+    ffi.emit_c_code(str(output))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

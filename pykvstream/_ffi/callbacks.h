@@ -1,0 +1,4 @@
+/* callbacks.h: functions that C calls and Python implements; read by build_source.py only. */
+/* cffi:begin */
+extern "Python" int kvs_py_hook(void *user, int point, uint64_t index);
+/* cffi:end */
