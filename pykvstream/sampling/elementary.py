@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _LOG2_E = float.fromhex("0x1.71547652b82fep+0")
-# ln(2) in two parts: the first has 32 trailing zero bits, so that its product with any exponent is exact.
+# ln(2) in two parts: the first has 21 trailing zero bits, so that its product with any exponent is exact.
 _LN2_HIGH = float.fromhex("0x1.62e42fee00000p-1")
 _LN2_LOW = float.fromhex("0x1.a39ef35793c76p-33")
 _SQRT_HALF_BITS = 0x3FE6A09E667F3BCD

@@ -88,7 +88,8 @@ class SamplingParams:
 
     Off values: ``temperature <= 0`` is greedy, ``top_k <= 0``, ``top_p = 1``, ``min_p = 0``,
     ``typical_p = 1``, ``top_n_sigma <= 0``, ``xtc_probability = 0``, ``repeat_penalty = 1``, the other
-    penalties 0, ``dry_multiplier = 0``. ``dry_breakers`` are token ids: only who holds the tokenizer can name them.
+    penalties 0, ``dry_multiplier = 0``. ``dry_breakers`` are token ids: only who holds the tokenizer can
+    name them.
     """
 
     temperature: float = 0.8
