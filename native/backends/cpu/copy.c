@@ -1,0 +1,634 @@
+#include "backends/cpu/copy.h"
+
+#include "backends/cpu/hostmap.h"
+#include "core/device.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* A waiter looks this often before it sleeps: a few microseconds, less than a wake-up costs, and short enough that the
+ * copy thread keeps its core. */
+#define SPIN_LOOKS 64
+
+#define FIRST_CAPACITY 64U
+
+enum { QUEUE_FREE = 0, QUEUE_GATED = 1, N_QUEUES = 2 };
+
+typedef struct entry {
+    kvs_copy copy;
+    kvs_hostmap *map;
+} entry;
+
+/* Ring buffer; the capacity is a power of two. */
+typedef struct queue {
+    entry *entries;
+    uint32_t capacity;
+    uint32_t head;
+    uint32_t count;
+} queue;
+
+struct kvs_copy_engine {
+    kvs_device *device;
+    bool is_deferred;
+    bool is_strict;
+    pthread_mutex_t lock;
+    pthread_cond_t work;     /* the copy thread sleeps here */
+    pthread_cond_t progress; /* waiters sleep here */
+    pthread_t thread;
+
+    /* Below: under the lock. */
+    queue queues[N_QUEUES];
+    kvs_hostmap **maps;
+    uint32_t n_maps;
+    uint32_t maps_capacity;
+    const _Atomic uint64_t *running_done; /* counter of the copy under way */
+    uint32_t n_waiters;
+    bool is_running;
+    bool is_asleep;
+    bool must_stop;
+    bool has_failed; /* a copy without `failed` */
+    uint64_t schedule;
+};
+
+static void relax(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+static void lock(kvs_copy_engine *engine)
+{
+    (void)pthread_mutex_lock(&engine->lock);
+}
+
+static void unlock(kvs_copy_engine *engine)
+{
+    (void)pthread_mutex_unlock(&engine->lock);
+}
+
+/* splitmix64: every seed gives another legal order. */
+static uint64_t draw(kvs_copy_engine *engine)
+{
+    uint64_t z = engine->schedule += UINT64_C(0x9e3779b97f4a7c15);
+    z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
+    z = (z ^ (z >> 27)) * UINT64_C(0x94d049bb133111eb);
+    return z ^ (z >> 31);
+}
+
+/* ---- queues ---- */
+
+static entry *queue_at(const queue *q, uint32_t index)
+{
+    return &q->entries[(q->head + index) & (q->capacity - 1)];
+}
+
+static bool queue_grow(queue *q, uint32_t more)
+{
+    if (more <= q->capacity - q->count) {
+        return true;
+    }
+    uint64_t capacity = q->capacity == 0 ? FIRST_CAPACITY : q->capacity;
+    while (capacity < (uint64_t)q->count + more) {
+        capacity *= 2;
+    }
+    if (capacity > UINT32_MAX / 2) {
+        return false;
+    }
+    entry *entries = malloc((size_t)capacity * sizeof *entries);
+    if (entries == NULL) {
+        return false;
+    }
+    for (uint32_t i = 0; i < q->count; i++) {
+        entries[i] = *queue_at(q, i);
+    }
+    free(q->entries);
+    q->entries = entries;
+    q->capacity = (uint32_t)capacity;
+    q->head = 0;
+    return true;
+}
+
+static void queue_push(queue *q, const entry *item)
+{
+    q->count++;
+    *queue_at(q, q->count - 1) = *item;
+}
+
+static entry queue_pop(queue *q)
+{
+    const entry item = *queue_at(q, 0);
+    q->head = (q->head + 1) & (q->capacity - 1);
+    q->count--;
+    return item;
+}
+
+static void queue_drop(queue *q, const _Atomic uint64_t *done)
+{
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < q->count; i++) {
+        const entry *item = queue_at(q, i);
+        if (item->copy.done != done) {
+            *queue_at(q, kept++) = *item;
+        }
+    }
+    q->count = kept;
+}
+
+static bool may_go(const queue *q)
+{
+    if (q->count == 0) {
+        return false;
+    }
+    const kvs_copy *copy = &queue_at(q, 0)->copy;
+    /* Acquire: what the readers did before they raised the gate happens before the slot is overwritten. */
+    return copy->gate == NULL || atomic_load_explicit(copy->gate, memory_order_acquire) >= copy->gate_value;
+}
+
+static bool is_empty(const kvs_copy_engine *engine)
+{
+    return engine->queues[QUEUE_FREE].count == 0 && engine->queues[QUEUE_GATED].count == 0;
+}
+
+/* ---- one copy ---- */
+
+static void move_pieces(const kvs_copy *copy)
+{
+    uint8_t *host = (uint8_t *)(uintptr_t)(copy->host_base + copy->host_offset);
+    uint8_t *device = (uint8_t *)(uintptr_t)copy->device_address;
+    for (uint32_t i = 0; i < copy->n_pieces; i++) {
+        if (copy->is_out) {
+            memcpy(host, device, (size_t)copy->n_bytes);
+        } else {
+            memcpy(device, host, (size_t)copy->n_bytes);
+        }
+        host += copy->host_stride_bytes;
+        device += copy->device_stride_bytes;
+    }
+}
+
+/* Bytes from the first to behind the last one in host memory; false on overflow. */
+static bool host_extent(const kvs_copy *copy, uint64_t *n_bytes)
+{
+    uint64_t strides;
+    return kvs_mul_u64(copy->n_pieces - 1, copy->host_stride_bytes, &strides) &&
+           kvs_add_u64(strides, copy->n_bytes, n_bytes);
+}
+
+static kvs_status copy_now(kvs_copy_engine *engine, const entry *item)
+{
+    const kvs_copy *copy = &item->copy;
+    const kvs_status verdict = kvs_hook_ask(engine->device, KVS_HOOK_COPY);
+    if (verdict < 0) {
+        return verdict;
+    }
+    uint64_t n_bytes = 0;
+    if (!host_extent(copy, &n_bytes)) {
+        return KVS_EOVERFLOW;
+    }
+    if (verdict != KVS_PENDING) {
+        if (!kvs_hostmap_open(item->map, copy->host_offset, n_bytes)) {
+            return KVS_ENOMEM;
+        }
+        move_pieces(copy);
+        kvs_hostmap_close(item->map, copy->host_offset, n_bytes);
+    }
+    return KVS_OK;
+}
+
+/* The entry ends whatever happened; counts and `failed` are stored first, so whoever sees `done` sees them too. Returns
+ * whether the failure found no `failed` to go to. */
+static bool finish(kvs_copy_engine *engine, const kvs_copy *copy, kvs_status status)
+{
+    if (status < 0) {
+        kvs_device_count_failed_copy(engine->device);
+    } else {
+        kvs_device_count_copy(engine->device, copy);
+    }
+    const bool is_unheard = status < 0 && copy->failed == NULL;
+    if (status < 0 && copy->failed != NULL) {
+        int none = 0;
+        (void)atomic_compare_exchange_strong(copy->failed, &none, (int)status);
+    }
+    if (copy->done != NULL) {
+        atomic_store_explicit(copy->done, copy->done_value, memory_order_release);
+    }
+    return is_unheard;
+}
+
+/* ---- the copy thread ---- */
+
+/* Called with the lock held, which is given up while bytes move. */
+static void serve(kvs_copy_engine *engine, queue *q)
+{
+    const entry item = queue_pop(q);
+    engine->is_running = true;
+    engine->running_done = item.copy.done;
+    unlock(engine);
+    const bool is_unheard = finish(engine, &item.copy, copy_now(engine, &item));
+    lock(engine);
+    engine->is_running = false;
+    engine->running_done = NULL;
+    engine->has_failed |= is_unheard;
+    if (engine->n_waiters != 0) {
+        (void)pthread_cond_broadcast(&engine->progress);
+    }
+}
+
+static void *thread_main(void *argument)
+{
+    kvs_copy_engine *engine = argument;
+    lock(engine);
+    while (!engine->must_stop) {
+        if (may_go(&engine->queues[QUEUE_FREE])) {
+            serve(engine, &engine->queues[QUEUE_FREE]);
+        } else if (may_go(&engine->queues[QUEUE_GATED])) {
+            serve(engine, &engine->queues[QUEUE_GATED]);
+        } else {
+            engine->is_asleep = true;
+            (void)pthread_cond_wait(&engine->work, &engine->lock);
+            engine->is_asleep = false;
+        }
+    }
+    unlock(engine);
+    return NULL;
+}
+
+static void wake_thread(kvs_copy_engine *engine)
+{
+    if (engine->is_asleep) {
+        (void)pthread_cond_signal(&engine->work);
+    }
+}
+
+/* Signals belong to the caller's threads: an interrupt must not land on the copy thread. */
+static bool start_thread(kvs_copy_engine *engine)
+{
+    sigset_t all;
+    sigset_t before;
+    (void)sigfillset(&all);
+    (void)pthread_sigmask(SIG_BLOCK, &all, &before);
+    const bool is_started = pthread_create(&engine->thread, NULL, thread_main, engine) == 0;
+    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return is_started;
+}
+
+/* ---- deferred mode ---- */
+
+/* Run one queued copy with the lock held; false when none may go. */
+static bool run_one(kvs_copy_engine *engine)
+{
+    const bool free_goes = may_go(&engine->queues[QUEUE_FREE]);
+    const bool gated_goes = may_go(&engine->queues[QUEUE_GATED]);
+    if (!free_goes && !gated_goes) {
+        return false;
+    }
+    const bool takes_free = free_goes && (!gated_goes || (draw(engine) & 1) != 0);
+    const entry item = queue_pop(&engine->queues[takes_free ? QUEUE_FREE : QUEUE_GATED]);
+    engine->has_failed |= finish(engine, &item.copy, copy_now(engine, &item));
+    return true;
+}
+
+/* What a fast engine would have done meanwhile. */
+static void run_ahead(kvs_copy_engine *engine)
+{
+    while ((draw(engine) & 3) == 0 && run_one(engine)) {
+    }
+}
+
+/* ---- create, destroy ---- */
+
+static void free_parts(kvs_copy_engine *engine)
+{
+    for (uint32_t i = 0; i < engine->n_maps; i++) {
+        kvs_hostmap_destroy(engine->maps[i]);
+    }
+    free(engine->maps);
+    free(engine->queues[QUEUE_FREE].entries);
+    free(engine->queues[QUEUE_GATED].entries);
+    (void)pthread_cond_destroy(&engine->progress);
+    (void)pthread_cond_destroy(&engine->work);
+    (void)pthread_mutex_destroy(&engine->lock);
+    free(engine);
+}
+
+static bool init_locks(kvs_copy_engine *engine)
+{
+    if (pthread_mutex_init(&engine->lock, NULL) != 0) {
+        return false;
+    }
+    if (pthread_cond_init(&engine->work, NULL) != 0) {
+        (void)pthread_mutex_destroy(&engine->lock);
+        return false;
+    }
+    if (pthread_cond_init(&engine->progress, NULL) != 0) {
+        (void)pthread_cond_destroy(&engine->work);
+        (void)pthread_mutex_destroy(&engine->lock);
+        return false;
+    }
+    return true;
+}
+
+kvs_status kvs_copy_engine_create(kvs_device *device, uint32_t flags, uint64_t seed, kvs_copy_engine **engine)
+{
+    kvs_copy_engine *made = calloc(1, sizeof *made);
+    if (made == NULL) {
+        return kvs_fail(device, KVS_ENOMEM, "need %llu bytes (copy engine)", (kvs_ull)sizeof *made);
+    }
+    if (!init_locks(made)) {
+        free(made);
+        return kvs_fail(device, KVS_ENOMEM, "no locks to be had (copy engine)");
+    }
+    made->device = device;
+    made->is_deferred = (flags & KVS_DEVICE_DEFERRED) != 0;
+    made->is_strict = (flags & KVS_DEVICE_STRICT_HISTORY) != 0;
+    made->schedule = seed;
+    if (!queue_grow(&made->queues[QUEUE_FREE], FIRST_CAPACITY) ||
+        !queue_grow(&made->queues[QUEUE_GATED], FIRST_CAPACITY)) {
+        free_parts(made);
+        return kvs_fail(device, KVS_ENOMEM, "no memory for %u queued copies (copy engine)", FIRST_CAPACITY);
+    }
+    if (!made->is_deferred && !start_thread(made)) {
+        free_parts(made);
+        return kvs_fail(device, KVS_EIO, "the copy thread cannot be started");
+    }
+    *engine = made;
+    return KVS_OK;
+}
+
+void kvs_copy_engine_destroy(kvs_copy_engine *engine)
+{
+    if (engine == NULL) {
+        return;
+    }
+    if (!engine->is_deferred) {
+        lock(engine);
+        engine->must_stop = true;
+        (void)pthread_cond_signal(&engine->work);
+        unlock(engine);
+        (void)pthread_join(engine->thread, NULL);
+    }
+    free_parts(engine);
+}
+
+/* ---- host history ---- */
+
+static bool reserve_map_slot(kvs_copy_engine *engine)
+{
+    if (engine->n_maps < engine->maps_capacity) {
+        return true;
+    }
+    const uint32_t capacity = engine->maps_capacity == 0 ? 8 : engine->maps_capacity * 2;
+    kvs_hostmap **maps = realloc(engine->maps, capacity * sizeof *maps);
+    if (maps == NULL) {
+        return false;
+    }
+    engine->maps = maps;
+    engine->maps_capacity = capacity;
+    return true;
+}
+
+kvs_status kvs_copy_engine_host_alloc(kvs_copy_engine *engine, uint64_t n_bytes, uint64_t *host_base)
+{
+    kvs_hostmap *map = kvs_hostmap_create(n_bytes, engine->is_strict);
+    if (map == NULL) {
+        return kvs_fail(engine->device, KVS_ENOMEM, "need %llu bytes of address space (host history)",
+                        (kvs_ull)n_bytes);
+    }
+    lock(engine);
+    const bool has_slot = reserve_map_slot(engine);
+    if (has_slot) {
+        engine->maps[engine->n_maps++] = map;
+    }
+    unlock(engine);
+    if (!has_slot) {
+        kvs_hostmap_destroy(map);
+        return kvs_fail(engine->device, KVS_ENOMEM, "no memory to note a reservation (host history)");
+    }
+    *host_base = kvs_hostmap_base(map);
+    return KVS_OK;
+}
+
+static kvs_hostmap *find_map(const kvs_copy_engine *engine, uint64_t host_base, uint32_t *index)
+{
+    for (uint32_t i = 0; i < engine->n_maps; i++) {
+        if (kvs_hostmap_base(engine->maps[i]) == host_base) {
+            *index = i;
+            return engine->maps[i];
+        }
+    }
+    return NULL;
+}
+
+void kvs_copy_engine_host_free(kvs_copy_engine *engine, uint64_t host_base, uint64_t n_bytes)
+{
+    (void)n_bytes; /* the reservation knows its size */
+    uint32_t index = 0;
+    lock(engine);
+    kvs_hostmap *map = find_map(engine, host_base, &index);
+    if (map != NULL) {
+        engine->maps[index] = engine->maps[--engine->n_maps];
+    }
+    unlock(engine);
+    kvs_hostmap_destroy(map);
+}
+
+/* ---- submission ---- */
+
+static kvs_status check_copy(const kvs_copy_engine *engine, const kvs_copy *copy, kvs_hostmap **map)
+{
+    uint32_t index = 0;
+    *map = find_map(engine, copy->host_base, &index);
+    if (*map == NULL || copy->n_bytes == 0 || copy->n_pieces == 0 || copy->device_address == 0) {
+        return KVS_EINVAL;
+    }
+    uint64_t n_bytes = 0;
+    uint64_t end = 0;
+    if (!host_extent(copy, &n_bytes) || !kvs_add_u64(copy->host_offset, n_bytes, &end)) {
+        return KVS_EOVERFLOW;
+    }
+    return end <= kvs_hostmap_bytes(*map) ? KVS_OK : KVS_ENOSPACE;
+}
+
+static int queue_of(const kvs_copy *copy)
+{
+    return copy->gate == NULL ? QUEUE_FREE : QUEUE_GATED;
+}
+
+static kvs_status check_all(kvs_copy_engine *engine, const kvs_copy *copies, uint32_t n_copies)
+{
+    uint32_t more[N_QUEUES] = {0, 0};
+    for (uint32_t i = 0; i < n_copies; i++) {
+        kvs_hostmap *map = NULL;
+        const kvs_status status = check_copy(engine, &copies[i], &map);
+        if (status < 0) {
+            return status;
+        }
+        more[queue_of(&copies[i])]++;
+    }
+    for (int q = 0; q < N_QUEUES; q++) {
+        if (!queue_grow(&engine->queues[q], more[q])) {
+            return KVS_ENOMEM;
+        }
+    }
+    return KVS_OK;
+}
+
+kvs_status kvs_copy_engine_submit_many(kvs_copy_engine *engine, const kvs_copy *copies, uint32_t n_copies)
+{
+    lock(engine);
+    const kvs_status status = check_all(engine, copies, n_copies);
+    for (uint32_t i = 0; status == KVS_OK && i < n_copies; i++) {
+        entry item = {.copy = copies[i], .map = NULL};
+        (void)check_copy(engine, &copies[i], &item.map);
+        queue_push(&engine->queues[queue_of(&copies[i])], &item);
+    }
+    wake_thread(engine);
+    unlock(engine);
+    if (status < 0) {
+        return kvs_fail(engine->device, status, "a copy was refused: outside its host memory, or no memory to queue %u",
+                        n_copies);
+    }
+    return KVS_OK;
+}
+
+kvs_status kvs_copy_engine_submit(kvs_copy_engine *engine, const kvs_copy *copy)
+{
+    return kvs_copy_engine_submit_many(engine, copy, 1);
+}
+
+/* ---- waiting ---- */
+
+/* KVS_PENDING: not yet. The counter is read first: what raised it stored `failed` before. */
+static kvs_status look(const _Atomic uint64_t *counter, uint64_t value, const _Atomic int *failed)
+{
+    const bool is_reached = atomic_load_explicit(counter, memory_order_acquire) >= value;
+    if (failed != NULL) {
+        const int status = atomic_load_explicit(failed, memory_order_acquire);
+        if (status < 0) {
+            return (kvs_status)status;
+        }
+    }
+    return is_reached ? KVS_OK : KVS_PENDING;
+}
+
+/* KVS_PENDING from here: nothing that is queued can run. */
+static kvs_status wait_deferred(kvs_copy_engine *engine, const _Atomic uint64_t *counter,
+                                uint64_t value, const _Atomic int *failed)
+{
+    kvs_status status = look(counter, value, failed);
+    while (status == KVS_PENDING && run_one(engine)) {
+        status = look(counter, value, failed);
+    }
+    run_ahead(engine);
+    return status;
+}
+
+static void sleep_for_progress(kvs_copy_engine *engine)
+{
+    engine->n_waiters++;
+    (void)pthread_cond_wait(&engine->progress, &engine->lock);
+    engine->n_waiters--;
+}
+
+/* A closed gate is no reason to give up: another thread may open it. */
+static kvs_status wait_threaded(kvs_copy_engine *engine, const _Atomic uint64_t *counter,
+                                uint64_t value, const _Atomic int *failed)
+{
+    kvs_status status = look(counter, value, failed);
+    while (status == KVS_PENDING && (engine->is_running || !is_empty(engine))) {
+        sleep_for_progress(engine);
+        status = look(counter, value, failed);
+    }
+    return status;
+}
+
+kvs_status kvs_copy_engine_wait_counter(kvs_copy_engine *engine, const _Atomic uint64_t *counter,
+                                        uint64_t value, const _Atomic int *failed)
+{
+    for (int i = 0; i < SPIN_LOOKS && !engine->is_deferred; i++) {
+        const kvs_status status = look(counter, value, failed);
+        if (status != KVS_PENDING) {
+            return status;
+        }
+        relax();
+    }
+    lock(engine);
+    const kvs_status status = engine->is_deferred ? wait_deferred(engine, counter, value, failed)
+                                                  : wait_threaded(engine, counter, value, failed);
+    const kvs_status stuck = is_empty(engine) ? KVS_EIO : KVS_EBUSY;
+    unlock(engine);
+    if (status == KVS_PENDING) {
+        const kvs_ull have = atomic_load_explicit(counter, memory_order_relaxed);
+        return kvs_fail(engine->device, stuck,
+                        "a wait for %llu stands at %llu: no copy that can run gets there",
+                        (kvs_ull)value, have);
+    }
+    return status;
+}
+
+void kvs_copy_engine_gate_advanced(kvs_copy_engine *engine)
+{
+    lock(engine);
+    wake_thread(engine);
+    unlock(engine);
+}
+
+static bool is_idle(const kvs_copy_engine *engine)
+{
+    return !engine->is_running && !may_go(&engine->queues[QUEUE_FREE]) && !may_go(&engine->queues[QUEUE_GATED]);
+}
+
+kvs_status kvs_copy_engine_drain(kvs_copy_engine *engine)
+{
+    lock(engine);
+    while (!is_idle(engine)) {
+        if (engine->is_deferred) {
+            (void)run_one(engine);
+        } else {
+            sleep_for_progress(engine);
+        }
+    }
+    const bool has_failed = engine->has_failed;
+    const uint32_t n_left = engine->queues[QUEUE_GATED].count;
+    engine->has_failed = false;
+    unlock(engine);
+    if (has_failed) {
+        return kvs_fail(engine->device, KVS_EIO, "a copy has failed");
+    }
+    if (n_left != 0) {
+        return kvs_fail(engine->device, KVS_EBUSY, "%u queued copies wait for ring slots that are not consumed", n_left);
+    }
+    return KVS_OK;
+}
+
+uint32_t kvs_copy_engine_run(kvs_copy_engine *engine, uint32_t limit)
+{
+    uint32_t n_run = 0;
+    if (engine->is_deferred) {
+        lock(engine);
+        while (n_run < limit && run_one(engine)) {
+            n_run++;
+        }
+        unlock(engine);
+    }
+    return n_run;
+}
+
+void kvs_copy_engine_cancel(kvs_copy_engine *engine, const _Atomic uint64_t *done)
+{
+    lock(engine);
+    queue_drop(&engine->queues[QUEUE_FREE], done);
+    queue_drop(&engine->queues[QUEUE_GATED], done);
+    /* The head may have changed for the copy thread, and a waiter may have nothing left to wait for. */
+    wake_thread(engine);
+    (void)pthread_cond_broadcast(&engine->progress);
+    while (engine->is_running && engine->running_done == done) {
+        sleep_for_progress(engine);
+    }
+    unlock(engine);
+}
