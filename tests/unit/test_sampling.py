@@ -545,8 +545,6 @@ def test_coupled_draws_follow_the_filtered_distribution() -> None:
     assert counts[4:].sum() == 0
     pairs = zip(counts[:4].tolist(), expected, strict=True)
     chi_square = sum((count - n_draws * p) ** 2 / (n_draws * p) for count, p in pairs)
-        (c - n_draws * p) ** 2 / (n_draws * p) for c, p in zip(counts[:4], expected, strict=True)
-    )
     # 3 degrees of freedom, 0.1 % level.
     assert chi_square < 16.27
 
@@ -554,7 +552,7 @@ def test_coupled_draws_follow_the_filtered_distribution() -> None:
 def test_gumbel_maximum_over_positions_follows_the_softmax() -> None:
     probabilities = np.array([0.5, 0.2, 0.15, 0.1, 0.04, 0.01])
     seed, n_positions, n_tokens = 99, 200_000, probabilities.size
-    # The noise of all positions at once; that it is the noise that the sampler sees is asserted on some of them.
+    # The noise of all positions at once; that the sampler sees the same is asserted on some of them.
     counter = np.zeros((4, n_positions * n_tokens), dtype=np.uint64)
     counter[0] = np.tile(np.arange(n_tokens), n_positions)
     counter[1] = np.repeat(np.arange(n_positions), n_tokens)
