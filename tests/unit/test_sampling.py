@@ -362,10 +362,11 @@ def test_bad_logits_name_the_position_and_the_first_index(bad: float, temperatur
         sampler.choose(row, 77)
 
 
-def test_bad_padding_is_refused_too() -> None:
+@pytest.mark.parametrize("bad", [math.nan, INF])
+def test_bad_padding_is_refused_too(bad: float) -> None:
     sampler = Sampler(SamplingParams(), seed=0, n_vocab=2)
-    with pytest.raises(NumericError, match="index 3 is nan"):
-        sampler.choose(row_of(1, 2, 3, math.nan), 0)
+    with pytest.raises(NumericError, match=f"index 3 is {bad}"):
+        sampler.choose(row_of(1, 2, 3, bad), 0)
 
 
 def test_a_row_of_nothing_but_minus_infinity_is_refused() -> None:
@@ -565,6 +566,13 @@ def test_gumbel_maximum_over_positions_follows_the_softmax() -> None:
     expected = probabilities * n_positions
     # 5 degrees of freedom, 0.1 % level.
     assert float(((counts - expected) ** 2 / expected).sum()) < 20.52
+
+
+def test_equal_scores_go_to_the_lowest_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Candidates come as ids 1, 0 with relative logits 0, -1; this noise makes both scores 0.
+    monkeypatch.setattr(Noise, "gumbel", lambda *_: np.array([0.0, 1.0]))
+    sampler = Sampler(dataclasses.replace(OFF, temperature=1.0), seed=0, n_vocab=2)
+    assert sampler.choose(row_of(0, 1), 0).token == 0
 
 
 def synthetic_row(index: int, n: int) -> NDArray[np.float32]:
