@@ -23,8 +23,22 @@ from pykvstream.gguf import codecs
 from pykvstream.gguf.types import GgmlType, ValueType
 
 Scalar: TypeAlias = bool | int | float | str | bytes
-_Text: TypeAlias = str | bytes
 _ALIGNMENT_KEY: Final = "general.alignment"
+
+# ``struct`` refuses what does not fit; numpy would wrap it or take it through a float.
+_LAYOUTS: Final = {
+    ValueType.UINT8: "B",
+    ValueType.INT8: "b",
+    ValueType.UINT16: "H",
+    ValueType.INT16: "h",
+    ValueType.UINT32: "I",
+    ValueType.INT32: "i",
+    ValueType.FLOAT32: "f",
+    ValueType.BOOL: "?",
+    ValueType.UINT64: "Q",
+    ValueType.INT64: "q",
+    ValueType.FLOAT64: "d",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,17 +67,22 @@ class GgufWriter:
     def add(self, key: str, value: Scalar, kind: ValueType | None = None) -> None:
         """Add a scalar; without ``kind``: bool, UINT32 or (negative) INT32, FLOAT32, string."""
         chosen = _kind_of(value) if kind is None else kind
-        self._put(key, struct.pack("<i", chosen) + _scalar(chosen, value))
+        if chosen is ValueType.ARRAY:
+            raise InvalidArgument("an array needs add_array")
+        self._put(key, struct.pack("<i", chosen) + _value(chosen, value))
 
     def add_array(
         self, key: str, values: Sequence[Scalar] | npt.NDArray[np.generic], element: ValueType
     ) -> None:
-        """Add an array of ``element``."""
+        """Add an array of ``element``; arrays of arrays are no part of the format as it is read."""
+        if element is ValueType.ARRAY:
+            raise InvalidArgument("an array cannot hold arrays")
         head = struct.pack("<iiQ", ValueType.ARRAY, element, len(values))
+        items = values.tolist() if isinstance(values, np.ndarray) else values
         if element is ValueType.STRING:
-            body = b"".join(_scalar(element, value) for value in values)
+            body = b"".join(_string(item) for item in items)
         else:
-            body = np.asarray(values).astype(element.dtype).tobytes()
+            body = _packed(element, items)
         self._put(key, head + body)
 
     def add_tensor(
@@ -139,21 +158,21 @@ def _kind_of(value: Scalar) -> ValueType:
     return ValueType.FLOAT32 if isinstance(value, float) else ValueType.STRING
 
 
-def _string(value: _Text) -> bytes:
+def _value(kind: ValueType, value: Scalar) -> bytes:
+    return _string(value) if kind is ValueType.STRING else _packed(kind, (value,))
+
+
+def _string(value: object) -> bytes:
+    if not isinstance(value, (str, bytes)):
+        raise InvalidArgument(f"{value!r} is not a string")
     raw = value.encode("utf-8") if isinstance(value, str) else value
     return struct.pack("<Q", len(raw)) + raw
 
 
-def _scalar(kind: ValueType, value: object) -> bytes:
-    if kind is ValueType.STRING:
-        if not isinstance(value, (str, bytes)):
-            raise InvalidArgument(f"{value!r} is not a string")
-        return _string(value)
-    if not isinstance(value, (bool, int, float)):
-        raise InvalidArgument(f"{value!r} is not a {kind.name}")
-    dtype = np.dtype(kind.dtype)
-    if kind.is_integer:
-        limits = np.iinfo(dtype)
-        if not isinstance(value, int) or not limits.min <= value <= limits.max:
-            raise InvalidArgument(f"{value!r} does not fit {kind.name}")
-    return np.array(value, dtype).tobytes()
+def _packed(kind: ValueType, values: Sequence[object]) -> bytes:
+    if kind is ValueType.BOOL and not all(isinstance(value, bool) for value in values):
+        raise InvalidArgument(f"not only bools in {values!r}")
+    try:
+        return struct.pack(f"<{len(values)}{_LAYOUTS[kind]}", *values)
+    except (struct.error, OverflowError) as error:
+        raise InvalidArgument(f"not all values fit {kind.name}: {error}") from None
