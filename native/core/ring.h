@@ -1,0 +1,20 @@
+/* ring.h: what the stream needs of a ring beside its public calls. */
+#ifndef KVS_NATIVE_CORE_RING_H
+#define KVS_NATIVE_CORE_RING_H
+
+#include "base/internal.h"
+#include "kvstream/ring.h"
+
+/* The largest `end` that kvs_ring_acquire_wait can grant before more is consumed. It lies behind the next unconsumed
+ * demand whenever there is one: a run is never longer than the ring. Waves end here. thread: owner */
+uint64_t kvs_ring_acquirable_end(const kvs_ring *ring);
+
+/* Demand numbers that operations compare. thread: any */
+uint64_t kvs_ring_submitted(const kvs_ring *ring);
+uint64_t kvs_ring_ready(const kvs_ring *ring);
+uint64_t kvs_ring_consumed(const kvs_ring *ring);
+
+/* Slots that demands pass through: all but those held. thread: owner */
+uint32_t kvs_ring_open_slots(const kvs_ring *ring);
+
+#endif
