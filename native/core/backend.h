@@ -70,7 +70,7 @@ typedef struct kvs_backend {
     void (*attend_finish)(void *self, const struct kvs_bound_op *op, const struct kvs_step *step);
     /* Attention over a frozen plan, and the record codec, for callers outside a tape. */
     kvs_status (*attend_plan)(void *self, const kvs_attend_desc *desc, const kvs_kv_layer *layer, const uint64_t *pages,
-                              uint64_t active_tokens);
+                              uint64_t active_tokens, uint32_t n_query_rows);
     void (*record_encode)(void *self, const kvs_kv_layer *layer, const kvs_record_info *record, void *bytes,
                           uint32_t first_row, uint32_t n_rows, const float *k, const float *v);
     void (*record_decode)(void *self, const kvs_kv_layer *layer, const kvs_record_info *record, const void *bytes,

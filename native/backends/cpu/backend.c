@@ -1,0 +1,278 @@
+/* backend.c: the CPU as a device: a memory range of its own for the arena, a copy engine, compute threads. */
+#include "backends/cpu/backend.h"
+
+#include "backends/cpu/attend.h"
+#include "backends/cpu/copy.h"
+#include "backends/cpu/encode.h"
+#include "backends/cpu/ops.h"
+#include "backends/cpu/panel.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define MAX_THREADS 256u
+/* Packing splits a weight over tasks of this many panels: large enough to amortise a claim, small enough to balance. */
+#define PACK_PANELS 8u
+
+struct cpu {
+    kvs_cpu_compute compute;
+    kvs_copy_engine *copies;
+};
+
+static kvs_status device_alloc(void *self, uint64_t bytes, uint64_t alignment, uint64_t *address)
+{
+    (void)self;
+    uint64_t rounded;
+    if (!kvs_align_up(bytes, alignment, &rounded) || rounded > SIZE_MAX) {
+        return KVS_EOVERFLOW;
+    }
+    void *memory = NULL;
+    if (posix_memalign(&memory, (size_t)alignment, (size_t)rounded) != 0) {
+        return KVS_ENOMEM;
+    }
+    *address = (uint64_t)(uintptr_t)memory;
+    return KVS_OK;
+}
+
+static void device_free(void *self, uint64_t address, uint64_t bytes)
+{
+    (void)self;
+    (void)bytes;
+    free((void *)(uintptr_t)address);
+}
+
+static void device_fill_nan(void *self, uint64_t address, uint64_t bytes)
+{
+    (void)self;
+    memset((void *)(uintptr_t)address, 0xff, (size_t)bytes);
+}
+
+static kvs_status host_alloc(void *self, uint64_t bytes, uint64_t *host_base)
+{
+    return kvs_copy_engine_host_alloc(((struct cpu *)self)->copies, bytes, host_base);
+}
+
+static void host_free(void *self, uint64_t host_base, uint64_t bytes)
+{
+    kvs_copy_engine_host_free(((struct cpu *)self)->copies, host_base, bytes);
+}
+
+static kvs_status copy_submit(void *self, const kvs_copy *copy)
+{
+    return kvs_copy_engine_submit(((struct cpu *)self)->copies, copy);
+}
+
+static kvs_status copy_submit_many(void *self, const kvs_copy *copies, uint32_t n_copies)
+{
+    return kvs_copy_engine_submit_many(((struct cpu *)self)->copies, copies, n_copies);
+}
+
+static kvs_status wait_counter(void *self, const _Atomic uint64_t *counter, uint64_t value, const _Atomic int *failed)
+{
+    return kvs_copy_engine_wait_counter(((struct cpu *)self)->copies, counter, value, failed);
+}
+
+static void gate_advanced(void *self)
+{
+    kvs_copy_engine_gate_advanced(((struct cpu *)self)->copies);
+}
+
+static kvs_status copy_drain(void *self)
+{
+    return kvs_copy_engine_drain(((struct cpu *)self)->copies);
+}
+
+static uint32_t copy_run(void *self, uint32_t limit)
+{
+    return kvs_copy_engine_run(((struct cpu *)self)->copies, limit);
+}
+
+static void copy_cancel(void *self, const _Atomic uint64_t *done)
+{
+    kvs_copy_engine_cancel(((struct cpu *)self)->copies, done);
+}
+
+static kvs_status weight_bytes(void *self, int type, uint64_t k, uint64_t n, uint64_t *bytes)
+{
+    const struct cpu *cpu = self;
+    kvs_status status = kvs_panel_bytes(type, k, n, NULL, bytes);
+    return status == KVS_OK ? KVS_OK
+                            : kvs_fail(cpu->compute.device, status, "no panels for a %s weight of %llu x %llu",
+                                       kvs_type_name(type), (kvs_ull)n, (kvs_ull)k);
+}
+
+struct pack_job {
+    int type;
+    uint64_t k;
+    uint64_t n;
+    const void *rows;
+    void *panels;
+    _Atomic int status;
+};
+
+static void pack_task(void *argument, uint32_t index, uint32_t worker)
+{
+    (void)worker;
+    struct pack_job *job = argument;
+    uint64_t first = (uint64_t)index * PACK_PANELS;
+    uint64_t left = kvs_panel_count(job->n) - first;
+    kvs_status status = kvs_panel_pack(job->type, job->k, job->n, job->rows, job->panels, first,
+                                       left < PACK_PANELS ? left : PACK_PANELS);
+    if (status != KVS_OK) {
+        atomic_store(&job->status, status);
+    }
+}
+
+static kvs_status weight_pack(void *self, int type, uint64_t k, uint64_t n, const void *rows, uint64_t address)
+{
+    const struct cpu *cpu = self;
+    struct pack_job job = {.type = type, .k = k, .n = n, .rows = rows, .panels = (void *)(uintptr_t)address};
+    kvs_threads_run(cpu->compute.threads, (uint32_t)kvs_div_up(kvs_panel_count(n), PACK_PANELS), pack_task, &job);
+    return (kvs_status)atomic_load(&job.status);
+}
+
+static kvs_status op_scratch_bytes(void *self, const kvs_bound_op *op, uint32_t max_rows, uint64_t *bytes)
+{
+    return kvs_cpu_op_scratch_bytes(&((struct cpu *)self)->compute, op, max_rows, bytes);
+}
+
+static kvs_status run_op(void *self, const kvs_bound_op *op, const struct kvs_step *step)
+{
+    return kvs_cpu_run_op(&((struct cpu *)self)->compute, op, step);
+}
+
+static void attend_begin(void *self, const kvs_bound_op *op, const struct kvs_step *step)
+{
+    (void)self;
+    kvs_cpu_attend_begin(op, step);
+}
+
+static void attend_wave(void *self, const kvs_bound_op *op, const struct kvs_step *step, uint64_t page_begin,
+                        uint64_t page_end)
+{
+    kvs_cpu_attend_wave(&((struct cpu *)self)->compute, op, step, page_begin, page_end);
+}
+
+static void attend_finish(void *self, const kvs_bound_op *op, const struct kvs_step *step)
+{
+    kvs_cpu_attend_finish(&((struct cpu *)self)->compute, op, step);
+}
+
+static kvs_status attend_plan(void *self, const kvs_attend_desc *desc, const kvs_kv_layer *layer, const uint64_t *pages,
+                              uint64_t active_tokens, uint32_t n_query_rows)
+{
+    const struct cpu *cpu = self;
+    return kvs_cpu_attend_plan(cpu->compute.threads, cpu->compute.isa, desc, layer, pages, active_tokens, n_query_rows);
+}
+
+static void record_encode(void *self, const kvs_kv_layer *layer, const kvs_record_info *record, void *bytes,
+                          uint32_t first_row, uint32_t n_rows, const float *k, const float *v)
+{
+    kvs_encode_rows(((struct cpu *)self)->compute.isa, layer, record, bytes, first_row, n_rows, k,
+                    (uint64_t)layer->n_kv_heads * layer->head_dim_k, v, (uint64_t)layer->n_kv_heads * layer->head_dim_v);
+}
+
+static void record_decode(void *self, const kvs_kv_layer *layer, const kvs_record_info *record, const void *bytes,
+                          uint32_t first_row, uint32_t n_rows, float *k, float *v)
+{
+    kvs_decode_rows(((struct cpu *)self)->compute.isa, layer, record, bytes, first_row, n_rows, k,
+                    (uint64_t)layer->n_kv_heads * layer->head_dim_k, v, (uint64_t)layer->n_kv_heads * layer->head_dim_v);
+}
+
+static void pass_begin(void *self)
+{
+    kvs_threads_begin(((struct cpu *)self)->compute.threads);
+}
+
+static void pass_end(void *self)
+{
+    kvs_threads_end(((struct cpu *)self)->compute.threads);
+}
+
+static void destroy(void *self)
+{
+    struct cpu *cpu = self;
+    kvs_copy_engine_destroy(cpu->copies);
+    kvs_threads_destroy(cpu->compute.threads);
+    free(cpu);
+}
+
+static const kvs_backend TABLE = {
+    .name = "cpu",
+    .device_alloc = device_alloc,
+    .device_free = device_free,
+    .device_fill_nan = device_fill_nan,
+    .host_alloc = host_alloc,
+    .host_free = host_free,
+    .copy_submit = copy_submit,
+    .copy_submit_many = copy_submit_many,
+    .wait_counter = wait_counter,
+    .gate_advanced = gate_advanced,
+    .copy_drain = copy_drain,
+    .copy_run = copy_run,
+    .copy_cancel = copy_cancel,
+    .weight_bytes = weight_bytes,
+    .weight_pack = weight_pack,
+    .op_scratch_bytes = op_scratch_bytes,
+    .run_op = run_op,
+    .attend_begin = attend_begin,
+    .attend_wave = attend_wave,
+    .attend_finish = attend_finish,
+    .attend_plan = attend_plan,
+    .record_encode = record_encode,
+    .record_decode = record_decode,
+    .pass_begin = pass_begin,
+    .pass_end = pass_end,
+    .destroy = destroy,
+};
+
+static uint32_t usable_cores(void)
+{
+    long n = sysconf(_SC_NPROCESSORS_ONLN);
+    return n < 1 ? 1 : (uint32_t)n;
+}
+
+static kvs_status choose_isa(kvs_device *device, const kvs_device_desc *desc, uint32_t *isa)
+{
+    uint32_t best = kvs_cpu_isa_detect();
+    *isa = desc->isa == KVS_ISA_BEST ? best : desc->isa;
+    if ((desc->flags & KVS_DEVICE_REFERENCE_OPS) != 0) {
+        *isa = KVS_ISA_REFERENCE;
+    }
+    if (*isa > best) {
+        return kvs_fail(device, KVS_EUNSUPPORTED, "instruction set %u is not available, the highest here is %u", *isa, best);
+    }
+    return KVS_OK;
+}
+
+kvs_status kvs_cpu_backend_create(kvs_device *device, const kvs_device_desc *desc, const kvs_backend **table, void **self,
+                                  uint32_t *n_threads, uint32_t *isa)
+{
+    uint32_t threads = desc->n_threads == 0 ? usable_cores() : desc->n_threads;
+    if (threads > MAX_THREADS) {
+        return kvs_fail(device, KVS_EINVAL, "%u threads, at most %u", threads, MAX_THREADS);
+    }
+    kvs_status status = choose_isa(device, desc, isa);
+    if (status != KVS_OK) {
+        return status;
+    }
+    struct cpu *cpu = calloc(1, sizeof *cpu);
+    if (cpu == NULL) {
+        return kvs_fail(device, KVS_ENOMEM, "no memory for a CPU backend");
+    }
+    cpu->compute = (kvs_cpu_compute){
+        .device = device, .threads = kvs_threads_create(threads), .n_threads = threads, .isa = *isa};
+    status = cpu->compute.threads == NULL
+                 ? kvs_fail(device, KVS_EIO, "cannot start %u compute threads", threads)
+                 : kvs_copy_engine_create(device, desc->flags, desc->schedule_seed, &cpu->copies);
+    if (status != KVS_OK) {
+        kvs_threads_destroy(cpu->compute.threads);
+        free(cpu);
+        return status;
+    }
+    *table = &TABLE;
+    *self = cpu;
+    *n_threads = threads;
+    return KVS_OK;
+}

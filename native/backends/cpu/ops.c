@@ -1,0 +1,254 @@
+/* ops.c: one function per operation code: unpack the operands, call the kernel. */
+#include "backends/cpu/ops.h"
+
+#include "backends/cpu/attend.h"
+#include "backends/cpu/elementwise.h"
+#include "backends/cpu/encode.h"
+#include "backends/cpu/hadamard.h"
+#include "backends/cpu/matmul.h"
+
+#include <math.h>
+
+#define MAX_ROTARY_PAIRS 512u
+
+struct call {
+    const kvs_cpu_compute *cpu;
+    const kvs_bound_op *op;
+    const struct kvs_step *step;
+};
+
+static float *in_data(const struct call *c, uint32_t i)
+{
+    return kvs_operand_data(&c->op->in[i], c->step);
+}
+
+static float *out_data(const struct call *c, uint32_t i)
+{
+    return kvs_operand_data(&c->op->out[i], c->step);
+}
+
+static const void *weight_data(const struct call *c, uint32_t i)
+{
+    return c->op->weights[i] == NULL ? NULL : (const void *)(uintptr_t)c->op->weights[i]->address;
+}
+
+static kvs_status run_embed(const struct call *c)
+{
+    const kvs_weight_view *table = c->op->weights[0];
+    return kvs_embed_rows(table->type, table->k, table->n, weight_data(c, 0), c->step->tokens, c->step->n_rows,
+                          out_data(c, 0), c->op->out[0].cols);
+}
+
+static kvs_status run_norm(const struct call *c)
+{
+    uint32_t cols = c->op->in[0].cols;
+    kvs_rms_norm_desc desc = {.x = in_data(c, 0),
+                              .x_stride = cols,
+                              .out = out_data(c, 0),
+                              .out_stride = cols,
+                              .weight = weight_data(c, 0),
+                              .n = cols,
+                              .group = c->op->u[0] == 0 ? cols : c->op->u[0],
+                              .n_rows = kvs_operand_rows(&c->op->in[0], c->step),
+                              .eps = c->op->f[0]};
+    kvs_rms_norm(c->cpu->threads, c->cpu->isa, &desc);
+    return KVS_OK;
+}
+
+static uint64_t matmul_workspace(const kvs_bound_op *op, uint32_t n_rows)
+{
+    uint64_t bytes = 0;
+    return kvs_matmul_workspace_bytes(op->weights[0]->k, n_rows, &bytes) == KVS_OK ? bytes : 0;
+}
+
+static kvs_status run_matmul(const struct call *c)
+{
+    const kvs_bound_op *op = c->op;
+    uint32_t n_rows = kvs_operand_rows(&op->in[0], c->step);
+    if (n_rows == 0) {
+        return KVS_OK;
+    }
+    kvs_matmul_desc desc = {.n_parts = op->u[0],
+                            .n_rows = n_rows,
+                            .epilogue = op->u[1],
+                            .norm_eps = op->f[0],
+                            .k = op->in[0].cols,
+                            .x = in_data(c, 0),
+                            .x_stride = op->in[0].cols,
+                            .norm_weight = weight_data(c, 3),
+                            .workspace = op->scratch,
+                            .workspace_bytes = matmul_workspace(op, n_rows)};
+    for (uint32_t i = 0; i < op->u[0]; i++) {
+        bool has_out = op->u[1] != KVS_EPILOGUE_SWIGLU || i == 0;
+        desc.part[i] = (kvs_matmul_part){.type = op->weights[i]->type,
+                                         .n = op->weights[i]->n,
+                                         .panels = weight_data(c, i),
+                                         .out = has_out ? out_data(c, i) : NULL,
+                                         .out_stride = has_out ? op->out[i].cols : 0};
+    }
+    return kvs_matmul_run(c->cpu->threads, c->cpu->isa, &desc);
+}
+
+/* Frequencies are formed in float64, so that the angle of position 262,143 is right. */
+static kvs_status run_rope_table(const struct call *c)
+{
+    uint32_t n_pairs = c->op->u[0] / 2;
+    const float *divisors = weight_data(c, 0);
+    double inv_freq[MAX_ROTARY_PAIRS];
+    for (uint32_t i = 0; i < n_pairs; i++) {
+        double divisor = divisors == NULL ? 1.0 : (double)divisors[i];
+        inv_freq[i] = pow(c->op->f64[0], -2.0 * i / c->op->u[0]) / divisor * (double)c->op->f[0];
+    }
+    float *table = out_data(c, 0);
+    for (uint32_t row = 0; row < c->step->n_rows; row++) {
+        uint64_t position = c->step->positions == NULL ? c->step->first_token + row : c->step->positions[row];
+        kvs_rope_table(&position, 1, inv_freq, n_pairs, 1.0f, table + (size_t)row * c->op->out[0].cols);
+    }
+    return KVS_OK;
+}
+
+static kvs_status run_rope(const struct call *c)
+{
+    uint32_t cols = c->op->out[0].cols;
+    kvs_rope_desc desc = {.x = out_data(c, 0),
+                          .x_stride = cols,
+                          .out = out_data(c, 0),
+                          .out_stride = cols,
+                          .table = in_data(c, 0),
+                          .n_rows = c->step->n_rows,
+                          .n_heads = cols / c->op->u[0],
+                          .head_values = c->op->u[0],
+                          .n_rot = c->op->u[1],
+                          .mode = c->op->u[2]};
+    kvs_rope(c->cpu->threads, c->cpu->isa, &desc);
+    return KVS_OK;
+}
+
+static kvs_status run_hadamard(const struct call *c)
+{
+    uint32_t cols = c->op->out[0].cols;
+    kvs_hadamard_rows(c->cpu->isa, out_data(c, 0), c->step->n_rows, cols, cols, c->op->u[0]);
+    return KVS_OK;
+}
+
+/* Rows go to the tail pages of the pass: a page boundary ends a run. */
+static kvs_status run_kv_write(const struct call *c)
+{
+    const struct kvs_step *step = c->step;
+    const uint64_t *table = step->page_tables[c->op->layer];
+    for (uint32_t row = 0; row < step->n_rows;) {
+        uint64_t token = step->first_token + row;
+        uint32_t first = (uint32_t)(token % KVS_PAGE_TOKENS);
+        uint32_t room = KVS_PAGE_TOKENS - first;
+        uint32_t n_rows = step->n_rows - row < room ? step->n_rows - row : room;
+        kvs_encode_rows(c->cpu->isa, c->op->kv, c->op->record, (void *)(uintptr_t)table[token / KVS_PAGE_TOKENS], first,
+                        n_rows, in_data(c, 0) + (size_t)row * c->op->in[0].cols, c->op->in[0].cols,
+                        in_data(c, 1) + (size_t)row * c->op->in[1].cols, c->op->in[1].cols);
+        row += n_rows;
+    }
+    return KVS_OK;
+}
+
+static kvs_binary_desc binary(const struct call *c, const float *a, const float *b)
+{
+    uint32_t cols = c->op->out[0].cols;
+    return (kvs_binary_desc){.a = a,
+                             .a_stride = cols,
+                             .b = b,
+                             .b_stride = cols,
+                             .out = out_data(c, 0),
+                             .out_stride = cols,
+                             .n = cols,
+                             .n_rows = kvs_operand_rows(&c->op->out[0], c->step)};
+}
+
+static kvs_status run_swiglu(const struct call *c)
+{
+    kvs_binary_desc desc = binary(c, in_data(c, 0), in_data(c, 1));
+    kvs_swiglu(c->cpu->threads, c->cpu->isa, &desc);
+    return KVS_OK;
+}
+
+static kvs_status run_add(const struct call *c)
+{
+    kvs_binary_desc desc = binary(c, out_data(c, 0), in_data(c, 0));
+    kvs_add(c->cpu->threads, c->cpu->isa, &desc);
+    return KVS_OK;
+}
+
+static kvs_status run_gather(const struct call *c)
+{
+    uint32_t cols = c->op->in[0].cols;
+    return kvs_gather_rows(in_data(c, 0), cols, c->step->n_rows, c->step->out_rows, c->step->n_out_rows, cols,
+                           out_data(c, 0), cols);
+}
+
+static kvs_status (*const RUN[])(const struct call *) = {
+    [KVS_OP_EMBED] = run_embed,       [KVS_OP_NORM] = run_norm,
+    [KVS_OP_MATMUL] = run_matmul,     [KVS_OP_ROPE_TABLE] = run_rope_table,
+    [KVS_OP_ROPE] = run_rope,         [KVS_OP_HADAMARD] = run_hadamard,
+    [KVS_OP_KV_WRITE] = run_kv_write, [KVS_OP_SWIGLU] = run_swiglu,
+    [KVS_OP_ADD] = run_add,           [KVS_OP_GATHER] = run_gather,
+};
+
+kvs_status kvs_cpu_run_op(const kvs_cpu_compute *cpu, const kvs_bound_op *op, const struct kvs_step *step)
+{
+    struct call c = {.cpu = cpu, .op = op, .step = step};
+    if (op->code >= sizeof RUN / sizeof RUN[0] || RUN[op->code] == NULL) {
+        return kvs_fail(cpu->device, KVS_EUNSUPPORTED, "the CPU backend has no operation %u", op->code);
+    }
+    kvs_status status = RUN[op->code](&c);
+    return status == KVS_OK ? KVS_OK : kvs_fail(cpu->device, status, "operation code %u failed", op->code);
+}
+
+kvs_status kvs_cpu_op_scratch_bytes(const kvs_cpu_compute *cpu, const kvs_bound_op *op, uint32_t max_rows, uint64_t *bytes)
+{
+    *bytes = 0;
+    if (op->code == KVS_OP_ROPE_TABLE && op->u[0] / 2 > MAX_ROTARY_PAIRS) {
+        return kvs_fail(cpu->device, KVS_EUNSUPPORTED, "%u rotary values, at most %u", op->u[0], 2 * MAX_ROTARY_PAIRS);
+    }
+    if (op->code == KVS_OP_MATMUL) {
+        kvs_status status = kvs_matmul_workspace_bytes(op->weights[0]->k, max_rows == 0 ? 1 : max_rows, bytes);
+        return status == KVS_OK ? KVS_OK : kvs_fail(cpu->device, status, "a matmul of %u rows is too wide", max_rows);
+    }
+    if (op->code == KVS_OP_ATTEND) {
+        *bytes = kvs_attend_state_bytes(op->kv, op->u[0], max_rows, cpu->n_threads);
+        return *bytes == 0 ? kvs_fail(cpu->device, KVS_EOVERFLOW, "attention of %u rows is too wide", max_rows) : KVS_OK;
+    }
+    return KVS_OK;
+}
+
+static kvs_attend_job attend_job(const kvs_bound_op *op, const struct kvs_step *step)
+{
+    return (kvs_attend_job){.layer = op->kv,
+                            .record = op->record,
+                            .n_query_heads = op->u[0],
+                            .n_rows = step->n_rows,
+                            .q = kvs_operand_data(&op->in[0], step),
+                            .q_stride = op->in[0].cols,
+                            .out = kvs_operand_data(&op->out[0], step),
+                            .out_stride = op->out[0].cols,
+                            .scale = op->f[0],
+                            .first_position = step->first_token,
+                            .page_table = step->page_tables[op->layer],
+                            .state = op->scratch};
+}
+
+void kvs_cpu_attend_begin(const kvs_bound_op *op, const struct kvs_step *step)
+{
+    kvs_attend_job job = attend_job(op, step);
+    kvs_attend_begin(&job);
+}
+
+void kvs_cpu_attend_wave(const kvs_cpu_compute *cpu, const kvs_bound_op *op, const struct kvs_step *step,
+                         uint64_t page_begin, uint64_t page_end)
+{
+    kvs_attend_job job = attend_job(op, step);
+    kvs_attend_wave(cpu->threads, cpu->isa, &job, page_begin, page_end);
+}
+
+void kvs_cpu_attend_finish(const kvs_cpu_compute *cpu, const kvs_bound_op *op, const struct kvs_step *step)
+{
+    kvs_attend_job job = attend_job(op, step);
+    kvs_attend_finish(cpu->threads, cpu->isa, &job);
+}

@@ -1,0 +1,230 @@
+/* executor.c: binding a tape to addresses and replaying it. Between two operations a pass can be cancelled or an injected
+ * fault can strike; inside one it cannot, so that a device is never left in the middle of an operation. */
+#include "core/device.h"
+#include "core/pager.h"
+#include "core/tape.h"
+
+struct kvs_binding {
+    kvs_device *device;
+    kvs_tape *tape;
+    kvs_arena *arena;
+    kvs_lease *workspace;
+    kvs_pager *pager; /* borrowed; NULL for a tape without attention */
+    uint64_t epoch;
+    kvs_bound_op *ops;
+};
+
+static void bind_operand(const kvs_tape *tape, uint32_t id, uint64_t workspace, kvs_operand *operand)
+{
+    if (id < tape->n_tensors && operand->output_slot == KVS_NONE) {
+        operand->data = (float *)(uintptr_t)(workspace + tape->tensors[id].offset_bytes);
+    }
+}
+
+static void bind_ops(kvs_binding *binding, uint64_t workspace)
+{
+    const kvs_tape *tape = binding->tape;
+    for (uint32_t i = 0; i < tape->n_ops; i++) {
+        kvs_bound_op *op = &binding->ops[i];
+        kvs_tape_describe_op(tape, i, op);
+        for (uint32_t j = 0; j < 2; j++) {
+            bind_operand(tape, tape->ops[i].in[j], workspace, &op->in[j]);
+        }
+        for (uint32_t j = 0; j < 3; j++) {
+            bind_operand(tape, tape->ops[i].out[j], workspace, &op->out[j]);
+        }
+        op->scratch = (void *)(uintptr_t)(workspace + tape->scratch_offset_bytes);
+    }
+}
+
+static kvs_status check_bind(kvs_tape *tape, kvs_arena *arena, kvs_lease *workspace, kvs_pager *pager)
+{
+    if (!tape->is_sealed) {
+        return kvs_fail(tape->device, KVS_EINVAL, "a tape must be sealed before it is bound");
+    }
+    if (kvs_lease_arena(workspace) != arena) {
+        return kvs_fail(tape->device, KVS_EINVAL, "the workspace lease belongs to another arena");
+    }
+    if (kvs_lease_bytes(workspace) < tape->workspace_bytes) {
+        return kvs_fail(tape->device, KVS_ENOSPACE, "workspace: need %llu bytes, have %llu", (kvs_ull)tape->workspace_bytes,
+                        (kvs_ull)kvs_lease_bytes(workspace));
+    }
+    if (tape->n_layers != 0 && pager == NULL) {
+        return kvs_fail(tape->device, KVS_EINVAL, "a tape with attention needs a pager");
+    }
+    for (uint32_t i = 0; i < tape->n_layers; i++) {
+        kvs_status status = kvs_pager_check_layers(pager, &tape->layers[i].kv, i, tape->n_layers);
+        if (status != KVS_OK) {
+            return status;
+        }
+    }
+    return KVS_OK;
+}
+
+kvs_status kvs_tape_bind(kvs_tape *tape, kvs_arena *arena, kvs_lease *workspace, kvs_pager *pager, kvs_binding **binding)
+{
+    if (tape == NULL || arena == NULL || workspace == NULL || binding == NULL) {
+        return KVS_EINVAL;
+    }
+    kvs_status status = check_bind(tape, arena, workspace, pager);
+    if (status != KVS_OK) {
+        return status;
+    }
+    kvs_binding *made = kvs_object_alloc(tape->device, sizeof *made);
+    kvs_bound_op *ops = made == NULL ? NULL : kvs_array_alloc(tape->n_ops, sizeof *ops);
+    if (ops == NULL) {
+        kvs_object_free(tape->device, made);
+        return kvs_fail(tape->device, KVS_ENOMEM, "no memory to bind %u operations", tape->n_ops);
+    }
+    kvs_tape_retain(tape);
+    kvs_lease_retain(workspace);
+    *made = (kvs_binding){.device = tape->device,
+                          .tape = tape,
+                          .arena = arena,
+                          .workspace = workspace,
+                          .pager = tape->n_layers == 0 ? NULL : pager,
+                          .epoch = kvs_arena_epoch(arena),
+                          .ops = ops};
+    bind_ops(made, kvs_lease_address(workspace));
+    *binding = made;
+    return KVS_OK;
+}
+
+void kvs_binding_release(kvs_binding *binding)
+{
+    if (binding == NULL) {
+        return;
+    }
+    kvs_device *device = binding->device;
+    kvs_array_free(binding->ops);
+    kvs_lease_release(binding->workspace);
+    kvs_tape_release(binding->tape);
+    kvs_object_free(device, binding);
+}
+
+static kvs_status check_tokens(const kvs_binding *binding, const kvs_pass_desc *pass)
+{
+    for (uint32_t i = 0; i < binding->tape->n_ops; i++) {
+        const kvs_bound_op *op = &binding->ops[i];
+        if (op->code != KVS_OP_EMBED) {
+            continue;
+        }
+        for (uint32_t row = 0; row < pass->n_rows; row++) {
+            if (pass->tokens[row] >= op->weights[0]->n) {
+                return kvs_fail(binding->device, KVS_EINVAL, "token %u of row %u is outside the vocabulary of %llu",
+                                pass->tokens[row], row, (kvs_ull)op->weights[0]->n);
+            }
+        }
+    }
+    return KVS_OK;
+}
+
+static kvs_status check_pass(const kvs_binding *binding, const kvs_pass_desc *pass)
+{
+    const kvs_tape *tape = binding->tape;
+    if (!KVS_STRUCT_OK(pass) || pass->tokens == NULL || pass->n_rows == 0 || pass->n_rows > tape->max_rows) {
+        return kvs_fail(binding->device, KVS_EINVAL, "a pass needs tokens for 1 to %u rows", tape->max_rows);
+    }
+    if (pass->n_out_rows > tape->max_out_rows || (pass->n_out_rows != 0 && pass->out_rows == NULL)) {
+        return kvs_fail(binding->device, KVS_EINVAL, "%u output rows, at most %u, with their numbers", pass->n_out_rows,
+                        tape->max_out_rows);
+    }
+    for (uint32_t i = 0; i < pass->n_out_rows; i++) {
+        bool rises = i == 0 || pass->out_rows[i] > pass->out_rows[i - 1];
+        if (pass->out_rows[i] >= pass->n_rows || !rises) {
+            return kvs_fail(binding->device, KVS_EINVAL, "output row %u is outside the pass or out of order", i);
+        }
+    }
+    if (pass->n_outputs != tape->n_outputs || (tape->n_outputs != 0 && pass->outputs == NULL)) {
+        return kvs_fail(binding->device, KVS_EINVAL, "%u outputs given, the tape has %u", pass->n_outputs, tape->n_outputs);
+    }
+    if (kvs_arena_epoch(binding->arena) != binding->epoch) {
+        return kvs_fail(binding->device, KVS_ESTALE, "bound at epoch %llu, the arena is at %llu", (kvs_ull)binding->epoch,
+                        (kvs_ull)kvs_arena_epoch(binding->arena));
+    }
+    return check_tokens(binding, pass);
+}
+
+/* Attention pulls its pages wave by wave, so that it starts on the first pages while later ones are still under way. */
+static kvs_status run_attend(const kvs_binding *binding, const kvs_bound_op *op, const struct kvs_step *step,
+                             uint64_t active_pages)
+{
+    struct kvs_device_view backend = kvs_device_backend(binding->device);
+    backend.backend->attend_begin(backend.self, op, step);
+    for (uint64_t begin = 0; begin < active_pages;) {
+        uint64_t end = begin;
+        kvs_status status = kvs_pager_acquire_wave(binding->pager, op->layer, begin, &end);
+        if (status != KVS_OK) {
+            return status;
+        }
+        backend.backend->attend_wave(backend.self, op, step, begin, end);
+        status = kvs_pager_release_wave(binding->pager, op->layer, begin, end);
+        if (status != KVS_OK) {
+            return status;
+        }
+        begin = end;
+    }
+    backend.backend->attend_finish(backend.self, op, step);
+    return KVS_OK;
+}
+
+static bool is_cancelled(const kvs_pass_desc *pass)
+{
+    return pass->cancel != NULL && __atomic_load_n(pass->cancel, __ATOMIC_RELAXED) != 0;
+}
+
+static kvs_status run_ops(const kvs_binding *binding, const kvs_pass_desc *pass, const struct kvs_step *step,
+                          uint64_t active_pages)
+{
+    struct kvs_device_view backend = kvs_device_backend(binding->device);
+    for (uint32_t i = 0; i < binding->tape->n_ops; i++) {
+        if (is_cancelled(pass)) {
+            return kvs_fail(binding->device, KVS_ECANCELLED, "cancelled before operation %u", i);
+        }
+        kvs_status status = kvs_hook_ask(binding->device, KVS_HOOK_OP);
+        if (status != KVS_OK) {
+            return kvs_fail(binding->device, status, "injected fault at operation %u", i);
+        }
+        const kvs_bound_op *op = &binding->ops[i];
+        status = op->code == KVS_OP_ATTEND ? run_attend(binding, op, step, active_pages)
+                                           : backend.backend->run_op(backend.self, op, step);
+        if (status != KVS_OK) {
+            return status;
+        }
+    }
+    return KVS_OK;
+}
+
+kvs_status kvs_binding_run(kvs_binding *binding, const kvs_pass_desc *pass)
+{
+    if (binding == NULL || pass == NULL) {
+        return KVS_EINVAL;
+    }
+    kvs_status status = check_pass(binding, pass);
+    if (status != KVS_OK) {
+        return status;
+    }
+    kvs_pass_view view = {.n_rows = pass->n_rows};
+    if (binding->pager != NULL) {
+        status = kvs_pager_view_pass(binding->pager, &view);
+    }
+    if (status == KVS_OK && view.n_rows != pass->n_rows) {
+        status = kvs_fail(binding->device, KVS_EINVAL, "the open pass has %u rows, this one %u", view.n_rows, pass->n_rows);
+    }
+    if (status != KVS_OK) {
+        return status;
+    }
+    struct kvs_step step = {.n_rows = pass->n_rows,
+                            .n_out_rows = pass->n_out_rows,
+                            .tokens = pass->tokens,
+                            .positions = pass->positions,
+                            .out_rows = pass->out_rows,
+                            .outputs = pass->outputs,
+                            .first_token = view.first_token,
+                            .page_tables = view.page_tables};
+    struct kvs_device_view backend = kvs_device_backend(binding->device);
+    backend.backend->pass_begin(backend.self);
+    status = run_ops(binding, pass, &step, view.active_pages);
+    backend.backend->pass_end(backend.self);
+    return status;
+}

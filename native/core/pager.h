@@ -1,0 +1,28 @@
+/* pager.h: an open pass as the executor sees it. */
+#ifndef KVS_NATIVE_CORE_PAGER_H
+#define KVS_NATIVE_CORE_PAGER_H
+
+#include "core/step.h"
+
+typedef struct kvs_pass_view {
+    uint32_t n_rows;
+    uint32_t n_layers;
+    uint64_t first_token;               /* committed tokens before the pass */
+    uint64_t active_pages;              /* per layer */
+    const uint64_t *const *page_tables; /* [layer][active_pages]; entries are valid between acquire and release */
+} kvs_pass_view;
+
+/* errors: EBUSY no pass is open */
+kvs_status kvs_pager_view_pass(kvs_pager *pager, kvs_pass_view *view);
+
+/* Geometry that a tape must match. errors: EINVAL with the layer's number */
+kvs_status kvs_pager_check_layers(kvs_pager *pager, const kvs_kv_layer *layer, uint32_t index, uint32_t n_layers);
+
+/* The next wave of a layer, from page_begin on: waits until its pages are on the device and says where it ends. Waves follow
+ * one another from page 0 to active_pages, layers in rising order. errors: EIO; EINVAL out of order */
+kvs_status kvs_pager_acquire_wave(kvs_pager *pager, uint32_t layer, uint64_t page_begin, uint64_t *page_end);
+
+/* Every reader of the wave has finished. errors: those of kvs_ring_consume */
+kvs_status kvs_pager_release_wave(kvs_pager *pager, uint32_t layer, uint64_t page_begin, uint64_t page_end);
+
+#endif

@@ -1,0 +1,284 @@
+/* tape_check.c: one rule per operation code; the table of codes is the list of operations. */
+#include "core/tape_check.h"
+
+#include "core/weight.h"
+
+#define MATMUL_ADD 1u
+#define MATMUL_SWIGLU 2u
+
+static const char *const OP_NAMES[] = {"embed",    "norm",   "matmul", "rope_table", "rope", "hadamard",
+                                       "kv_write", "attend", "swiglu", "add",        "gather"};
+
+#define N_OPS ((uint32_t)(sizeof OP_NAMES / sizeof OP_NAMES[0]))
+
+const char *kvs_op_name(uint32_t code)
+{
+    return code < N_OPS ? OP_NAMES[code] : "unknown";
+}
+
+/* What one check looks at. */
+struct checker {
+    const kvs_tape *tape;
+    const kvs_op_desc *op;
+};
+
+static kvs_status refuse(const struct checker *c, const char *what, uint64_t have, uint64_t want)
+{
+    return kvs_fail(c->tape->device, KVS_EINVAL, "operation %u (%s): %s is %llu, must be %llu", c->tape->n_ops,
+                    kvs_op_name(c->op->code), what, (kvs_ull)have, (kvs_ull)want);
+}
+
+static kvs_status refuse_text(const struct checker *c, const char *what)
+{
+    return kvs_fail(c->tape->device, KVS_EINVAL, "operation %u (%s): %s", c->tape->n_ops, kvs_op_name(c->op->code), what);
+}
+
+static const kvs_tape_tensor *tensor_of(const struct checker *c, uint32_t id)
+{
+    return id < c->tape->n_tensors ? &c->tape->tensors[id] : NULL;
+}
+
+/* A tensor with the given columns (0: any) and row kind. */
+static kvs_status want_tensor(const struct checker *c, uint32_t id, const char *what, uint64_t cols, uint32_t rows)
+{
+    const kvs_tape_tensor *tensor = tensor_of(c, id);
+    if (tensor == NULL) {
+        return kvs_fail(c->tape->device, KVS_EINVAL, "operation %u (%s): %s tensor %u does not exist", c->tape->n_ops,
+                        kvs_op_name(c->op->code), what, id);
+    }
+    if (cols != 0 && tensor->cols != cols) {
+        return refuse(c, what, tensor->cols, cols);
+    }
+    return tensor->rows == rows ? KVS_OK : refuse(c, "row kind", tensor->rows, rows);
+}
+
+static kvs_status want_weight(const struct checker *c, uint32_t id, uint32_t layout, uint64_t k, uint64_t n)
+{
+    if (id >= c->tape->n_weights) {
+        return refuse_text(c, "weight does not exist");
+    }
+    const kvs_weight_view *view = kvs_weight_get_view(c->tape->weights[id]);
+    if (view->layout != layout) {
+        return refuse(c, "weight layout", view->layout, layout);
+    }
+    if (k != 0 && view->k != k) {
+        return refuse(c, "weight row length", view->k, k);
+    }
+    return n == 0 || view->n == n ? KVS_OK : refuse(c, "weight row count", view->n, n);
+}
+
+/* A float32 vector that normalisation multiplies with. */
+static kvs_status want_vector(const struct checker *c, uint32_t id, uint64_t k)
+{
+    kvs_status status = want_weight(c, id, KVS_WEIGHT_ROWS, k, 1);
+    if (status == KVS_OK && kvs_weight_get_view(c->tape->weights[id])->type != KVS_TYPE_F32) {
+        status = refuse_text(c, "norm weights must be f32");
+    }
+    return status;
+}
+
+static kvs_status check_embed(const struct checker *c)
+{
+    kvs_status status = want_weight(c, c->op->weights[0], KVS_WEIGHT_ROWS, 0, 0);
+    if (status != KVS_OK) {
+        return status;
+    }
+    uint64_t k = kvs_weight_get_view(c->tape->weights[c->op->weights[0]])->k;
+    return want_tensor(c, c->op->out[0], "output columns", k, KVS_ROWS_PASS);
+}
+
+/* Element-wise shapes: input and output alike in columns and row kind. */
+static kvs_status want_same(const struct checker *c, uint32_t in, uint32_t out)
+{
+    const kvs_tape_tensor *tensor = tensor_of(c, in);
+    if (tensor == NULL) {
+        return refuse_text(c, "input tensor does not exist");
+    }
+    return want_tensor(c, out, "output columns", tensor->cols, tensor->rows);
+}
+
+static kvs_status check_norm(const struct checker *c)
+{
+    kvs_status status = want_same(c, c->op->in[0], c->op->out[0]);
+    if (status != KVS_OK) {
+        return status;
+    }
+    uint64_t cols = tensor_of(c, c->op->in[0])->cols;
+    uint64_t group = c->op->u[0] == 0 ? cols : c->op->u[0];
+    if (cols % group != 0) {
+        return refuse(c, "remainder of columns by group", cols % group, 0);
+    }
+    return want_vector(c, c->op->weights[0], group);
+}
+
+static kvs_status check_matmul(const struct checker *c)
+{
+    const kvs_op_desc *op = c->op;
+    const kvs_tape_tensor *in = tensor_of(c, op->in[0]);
+    if (in == NULL) {
+        return refuse_text(c, "input tensor does not exist");
+    }
+    uint32_t n_outputs = op->u[1] == MATMUL_SWIGLU ? 1 : op->u[0];
+    if (op->u[0] == 0 || op->u[0] > 3 || op->u[1] > MATMUL_SWIGLU || (op->u[1] == MATMUL_SWIGLU && op->u[0] != 2)) {
+        return refuse_text(c, "parts must be 1 to 3, and 2 for swiglu");
+    }
+    for (uint32_t i = 0; i < op->u[0]; i++) {
+        uint32_t out = op->out[i < n_outputs ? i : 0];
+        kvs_status status = want_tensor(c, out, "output columns", 0, in->rows);
+        if (status == KVS_OK && out == op->in[0]) {
+            status = refuse_text(c, "input and output are the same tensor");
+        }
+        if (status == KVS_OK) {
+            status = want_weight(c, op->weights[i], KVS_WEIGHT_PANELS, in->cols, tensor_of(c, out)->cols);
+        }
+        if (status != KVS_OK) {
+            return status;
+        }
+    }
+    return op->weights[3] == KVS_NONE ? KVS_OK : want_vector(c, op->weights[3], in->cols);
+}
+
+static kvs_status check_rope_table(const struct checker *c)
+{
+    if (c->op->u[0] == 0 || c->op->u[0] % 2 != 0) {
+        return refuse_text(c, "rotary values must be even and above zero");
+    }
+    if (!(c->op->f64[0] > 0.0)) {
+        return refuse_text(c, "rotary base must be above zero");
+    }
+    return want_tensor(c, c->op->out[0], "output columns", c->op->u[0], KVS_ROWS_PASS);
+}
+
+static kvs_status check_rope(const struct checker *c)
+{
+    uint32_t head = c->op->u[0];
+    uint32_t n_rot = c->op->u[1];
+    if (head == 0 || n_rot == 0 || n_rot > head || n_rot % 2 != 0 || c->op->u[2] > 1) {
+        return refuse_text(c, "head size, rotary values or mode out of range");
+    }
+    kvs_status status = want_tensor(c, c->op->in[0], "table columns", n_rot, KVS_ROWS_PASS);
+    if (status == KVS_OK) {
+        status = want_tensor(c, c->op->out[0], "columns", 0, KVS_ROWS_PASS);
+    }
+    if (status == KVS_OK && tensor_of(c, c->op->out[0])->cols % head != 0) {
+        status = refuse_text(c, "columns are no multiple of the head size");
+    }
+    return status;
+}
+
+static kvs_status check_hadamard(const struct checker *c)
+{
+    uint32_t block = c->op->u[0];
+    if (!kvs_is_power_of_two(block) || block < 2) {
+        return refuse_text(c, "block must be a power of two of at least 2");
+    }
+    kvs_status status = want_tensor(c, c->op->out[0], "columns", 0, KVS_ROWS_PASS);
+    if (status == KVS_OK && tensor_of(c, c->op->out[0])->cols % block != 0) {
+        status = refuse_text(c, "columns are no multiple of the block");
+    }
+    return status;
+}
+
+static kvs_status check_layer(const struct checker *c)
+{
+    return c->op->layer < c->tape->n_layers ? KVS_OK : refuse_text(c, "layer does not exist");
+}
+
+static kvs_status check_kv_write(const struct checker *c)
+{
+    kvs_status status = check_layer(c);
+    if (status != KVS_OK) {
+        return status;
+    }
+    const kvs_kv_layer *kv = &c->tape->layers[c->op->layer].kv;
+    status = want_tensor(c, c->op->in[0], "k columns", (uint64_t)kv->n_kv_heads * kv->head_dim_k, KVS_ROWS_PASS);
+    if (status != KVS_OK) {
+        return status;
+    }
+    return want_tensor(c, c->op->in[1], "v columns", (uint64_t)kv->n_kv_heads * kv->head_dim_v, KVS_ROWS_PASS);
+}
+
+static kvs_status check_attend(const struct checker *c)
+{
+    kvs_status status = check_layer(c);
+    if (status != KVS_OK) {
+        return status;
+    }
+    const kvs_kv_layer *kv = &c->tape->layers[c->op->layer].kv;
+    uint32_t heads = c->op->u[0];
+    if (heads == 0 || heads % kv->n_kv_heads != 0) {
+        return refuse_text(c, "query heads are no multiple of KV heads");
+    }
+    status = want_tensor(c, c->op->in[0], "q columns", (uint64_t)heads * kv->head_dim_k, KVS_ROWS_PASS);
+    if (status != KVS_OK) {
+        return status;
+    }
+    return want_tensor(c, c->op->out[0], "output columns", (uint64_t)heads * kv->head_dim_v, KVS_ROWS_PASS);
+}
+
+static kvs_status check_swiglu(const struct checker *c)
+{
+    kvs_status status = want_same(c, c->op->in[0], c->op->out[0]);
+    return status == KVS_OK ? want_same(c, c->op->in[1], c->op->out[0]) : status;
+}
+
+static kvs_status check_add(const struct checker *c)
+{
+    return want_same(c, c->op->in[0], c->op->out[0]);
+}
+
+static kvs_status check_gather(const struct checker *c)
+{
+    kvs_status status = want_tensor(c, c->op->in[0], "columns", 0, KVS_ROWS_PASS);
+    if (status != KVS_OK) {
+        return status;
+    }
+    return want_tensor(c, c->op->out[0], "output columns", tensor_of(c, c->op->in[0])->cols, KVS_ROWS_OUT);
+}
+
+static kvs_status (*const CHECKS[])(const struct checker *) = {
+    check_embed,    check_norm,     check_matmul, check_rope_table, check_rope,  check_hadamard,
+    check_kv_write, check_attend,   check_swiglu, check_add,        check_gather};
+
+kvs_status kvs_tape_check_op(const kvs_tape *tape, const kvs_op_desc *op)
+{
+    struct checker c = {.tape = tape, .op = op};
+    return op->code < N_OPS ? CHECKS[op->code](&c) : refuse(&c, "code", op->code, N_OPS - 1);
+}
+
+static void reads(kvs_op_access *access, uint32_t id)
+{
+    access->reads[access->n_reads++] = id;
+}
+
+static void writes(kvs_op_access *access, uint32_t id)
+{
+    access->writes[access->n_writes++] = id;
+}
+
+void kvs_tape_op_access(const kvs_op_desc *op, kvs_op_access *access)
+{
+    *access = (kvs_op_access){.n_reads = 0};
+    bool in_place = op->code == KVS_OP_ROPE || op->code == KVS_OP_HADAMARD || op->code == KVS_OP_ADD;
+    uint32_t n_in = op->code == KVS_OP_KV_WRITE || op->code == KVS_OP_SWIGLU ? 2u : 1u;
+    uint32_t n_out = 1;
+    if (op->code == KVS_OP_MATMUL) {
+        in_place = op->u[1] == MATMUL_ADD;
+        n_out = op->u[1] == MATMUL_SWIGLU ? 1u : op->u[0];
+    }
+    if (op->code == KVS_OP_EMBED || op->code == KVS_OP_ROPE_TABLE || op->code == KVS_OP_HADAMARD) {
+        n_in = 0;
+    }
+    if (op->code == KVS_OP_KV_WRITE) {
+        n_out = 0;
+    }
+    for (uint32_t i = 0; i < n_in; i++) {
+        reads(access, op->in[i]);
+    }
+    for (uint32_t i = 0; i < n_out; i++) {
+        if (in_place) {
+            reads(access, op->out[i]);
+        }
+        writes(access, op->out[i]);
+    }
+}

@@ -1,0 +1,116 @@
+/* weight.c: weights on the device: repacked panels of their own, or borrowed rows. */
+#include "core/weight.h"
+
+#include "core/device.h"
+
+struct kvs_weight {
+    kvs_device *device;
+    _Atomic uint32_t claims;
+    kvs_weight_view view;
+    kvs_buffer *buffer; /* panels; NULL for borrowed rows */
+    uint64_t bytes;
+};
+
+static kvs_status check_shape(kvs_device *device, int type, uint64_t k, uint64_t n)
+{
+    uint32_t block_values;
+    uint32_t block_bytes;
+    kvs_status status = kvs_type_block(type, &block_values, &block_bytes);
+    if (status != KVS_OK) {
+        return kvs_fail(device, status, "weight type %d is not supported", type);
+    }
+    if (k == 0 || n == 0 || k > UINT32_MAX || n > UINT32_MAX) {
+        return kvs_fail(device, KVS_EINVAL, "weight of %llu x %llu values is out of range", (kvs_ull)n, (kvs_ull)k);
+    }
+    if (k % block_values != 0) {
+        return kvs_fail(device, KVS_EINVAL, "weight rows of %llu values are no multiple of %s blocks of %u", (kvs_ull)k,
+                        kvs_type_name(type), block_values);
+    }
+    return KVS_OK;
+}
+
+static kvs_status pack_panels(kvs_weight *weight, const void *rows)
+{
+    struct kvs_device_view backend = kvs_device_backend(weight->device);
+    const kvs_weight_view *view = &weight->view;
+    uint64_t end;
+    kvs_status status = backend.backend->weight_bytes(backend.self, view->type, view->k, view->n, &weight->bytes);
+    if (status == KVS_OK) {
+        status = kvs_buffer_create(weight->device, weight->bytes, 64, &weight->buffer);
+    }
+    if (status == KVS_OK) {
+        status = kvs_buffer_get_range(weight->buffer, &weight->view.address, &end);
+    }
+    if (status == KVS_OK) {
+        status = backend.backend->weight_pack(backend.self, view->type, view->k, view->n, rows, view->address);
+    }
+    return status;
+}
+
+kvs_status kvs_weight_create(kvs_device *device, int type, uint64_t k, uint64_t n, const void *rows, uint32_t layout,
+                             kvs_weight **weight)
+{
+    if (device == NULL || rows == NULL || weight == NULL || layout > KVS_WEIGHT_ROWS) {
+        return kvs_fail(device, KVS_EINVAL, "weight needs a device, rows, a layout and an output");
+    }
+    kvs_status status = check_shape(device, type, k, n);
+    if (status != KVS_OK) {
+        return status;
+    }
+    kvs_weight *made = kvs_object_alloc(device, sizeof *made);
+    if (made == NULL) {
+        return kvs_fail(device, KVS_ENOMEM, "no memory for a weight's record");
+    }
+    made->device = device;
+    atomic_init(&made->claims, 1);
+    made->view = (kvs_weight_view){.type = type, .layout = layout, .k = k, .n = n};
+    if (layout == KVS_WEIGHT_ROWS) {
+        made->view.address = (uint64_t)(uintptr_t)rows;
+    } else {
+        status = pack_panels(made, rows);
+    }
+    if (status != KVS_OK) {
+        kvs_weight_release(made);
+        return status;
+    }
+    *weight = made;
+    return KVS_OK;
+}
+
+void kvs_weight_retain(kvs_weight *weight)
+{
+    atomic_fetch_add_explicit(&weight->claims, 1, memory_order_relaxed);
+}
+
+void kvs_weight_release(kvs_weight *weight)
+{
+    if (weight == NULL || atomic_fetch_sub_explicit(&weight->claims, 1, memory_order_acq_rel) != 1) {
+        return;
+    }
+    kvs_buffer_release(weight->buffer);
+    kvs_object_free(weight->device, weight);
+}
+
+kvs_status kvs_weight_get_bytes(kvs_weight *weight, uint64_t *bytes)
+{
+    if (weight == NULL || bytes == NULL) {
+        return KVS_EINVAL;
+    }
+    *bytes = weight->bytes;
+    return KVS_OK;
+}
+
+kvs_device *kvs_weight_device(const kvs_weight *weight)
+{
+    return weight->device;
+}
+
+const kvs_weight_view *kvs_weight_get_view(const kvs_weight *weight)
+{
+    return &weight->view;
+}
+
+uint64_t kvs_weight_pass_bytes(const kvs_weight *weight)
+{
+    return weight->bytes;
+}
