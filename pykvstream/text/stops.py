@@ -1,8 +1,8 @@
 """Stop strings found across the pieces of a stream, whatever the pieces are.
 
 Order: the stop that is complete first wins; of those complete at the same character, the longest. Text before
-it is emitted, the stop itself and what follows are not. Because the rule looks only at characters, cutting the
-same text into other pieces gives the same result.
+it is emitted, the stop itself and what follows are not. Because the rule looks only at characters, cutting
+the same text into other pieces gives the same result.
 Holds: the longest end of the text that may still grow into a stop is kept back; it is shorter than that stop.
 """
 

@@ -1,7 +1,7 @@
 """Text to token ids and back, from the vocabulary inside a GGUF file.
 
-``Tokenizer.from_metadata`` checks the vocabulary at once; the merge table of the ``tokenizers`` package is built
-on the first ``encode``, so that looking at a file does not pay for it.
+``Tokenizer.from_metadata`` checks the vocabulary at once; the merge table of the ``tokenizers`` package is
+built on the first ``encode``, so that looking at a file does not pay for it.
 
 Order: special tokens are cut out first (longest first, only when asked for), the pre-tokenizer cuts the rest,
 and bytes are merged inside each piece. No Unicode normalization: bytes round-trip.
@@ -30,8 +30,8 @@ from pykvstream.text.pretokenizers import PRE_TOKENIZERS, PreTokenizer
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
 MAX_TEXT_CHARS = 1 << 25
-# The regular expression engine gives up after ten million retries in one match, and a run of white space costs
-# two or three for each character; every other class is matched without retries.
+# The regular expression engine gives up after ten million retries in one match, and a run of white space
+# costs two or three for each character; every other class is matched without retries.
 MAX_WHITESPACE_RUN = 1 << 20
 
 _KEY = "tokenizer.ggml."
@@ -224,10 +224,28 @@ class Tokenizer:
         ids = self.encode_spans(text, spans)
         return [self.bos_id, *ids] if bos and self.add_bos and self.bos_id is not None else ids
 
-    def special_spans(self, text: str) -> list[tuple[int, int, int]]:
-        """Return ``(start, end, id)`` of the special tokens spelled in ``text``: leftmost, longest first."""
+    @property
+    def bos_token(self) -> str:
+        """The text of the leading token, "" where the file names none."""
+        return "" if self.bos_id is None else self.tokens[self.bos_id]
+
+    @property
+    def eos_token(self) -> str:
+        """The text of the closing token, "" where the file names none."""
+        return "" if self.eos_id is None else self.tokens[self.eos_id]
+
+    def special_spans(self, text: str, marks: bytes | None = None) -> list[tuple[int, int, int]]:
+        """Return ``(start, end, id)`` of the special tokens spelled in ``text``: leftmost, longest first.
+
+        With ``marks``, one byte a character, only characters whose mark is not 0 can be part of one; the
+        others cannot even make a longer token out of a shorter one.
+        """
         if self._special_pattern is None:
             return []
+        if marks is not None:
+            points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32).copy()
+            points[np.frombuffer(marks, np.uint8) == 0] = ord(self._foreign_char)
+            text = points.tobytes().decode("utf-32-le", "surrogatepass")
         return [(m.start(), m.end(), self._ids[m.group()]) for m in self._special_pattern.finditer(text)]
 
     def encode_spans(self, text: str, spans: Iterable[tuple[int, int, int]]) -> list[int]:
@@ -268,6 +286,13 @@ class Tokenizer:
         texts = [t for t, kind in zip(self.tokens, self.types, strict=True) if kind in kinds and t]
         texts.sort(key=len, reverse=True)
         return re.compile("|".join(map(re.escape, texts))) if texts else None
+
+    @cached_property
+    def _foreign_char(self) -> str:
+        """Return a character that no special token has."""
+        assert self._special_pattern is not None
+        used = set(self._special_pattern.pattern)
+        return next(c for c in map(chr, range(0x10FFFF, 0, -1)) if c not in used)
 
     @cached_property
     def _backend(self) -> _Backend:
