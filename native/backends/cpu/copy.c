@@ -1,6 +1,7 @@
 #include "backends/cpu/copy.h"
 
 #include "backends/cpu/hostmap.h"
+#include "base/sync.h"
 #include "core/device.h"
 
 #include <pthread.h>
@@ -33,9 +34,9 @@ struct kvs_copy_engine {
     kvs_device *device;
     bool is_deferred;
     bool is_strict;
-    pthread_mutex_t lock;
-    pthread_cond_t work;     /* the copy thread sleeps here */
-    pthread_cond_t progress; /* waiters sleep here */
+    kvs_mutex lock;
+    kvs_cond work;     /* the copy thread sleeps here */
+    kvs_cond progress; /* waiters sleep here */
     pthread_t thread;
 
     /* Below: under the lock. */
@@ -63,12 +64,12 @@ static void relax(void)
 
 static void lock(kvs_copy_engine *engine)
 {
-    (void)pthread_mutex_lock(&engine->lock);
+    kvs_mutex_lock(&engine->lock);
 }
 
 static void unlock(kvs_copy_engine *engine)
 {
-    (void)pthread_mutex_unlock(&engine->lock);
+    kvs_mutex_unlock(&engine->lock);
 }
 
 /* splitmix64: every seed gives another legal order. */
@@ -235,7 +236,7 @@ static void serve(kvs_copy_engine *engine, queue *q)
     engine->running_done = NULL;
     engine->has_failed |= is_unheard;
     if (engine->n_waiters != 0) {
-        (void)pthread_cond_broadcast(&engine->progress);
+        kvs_cond_wake_all(&engine->progress);
     }
 }
 
@@ -250,7 +251,7 @@ static void *thread_main(void *argument)
             serve(engine, &engine->queues[QUEUE_GATED]);
         } else {
             engine->is_asleep = true;
-            (void)pthread_cond_wait(&engine->work, &engine->lock);
+            kvs_cond_wait(&engine->work, &engine->lock);
             engine->is_asleep = false;
         }
     }
@@ -261,7 +262,7 @@ static void *thread_main(void *argument)
 static void wake_thread(kvs_copy_engine *engine)
 {
     if (engine->is_asleep) {
-        (void)pthread_cond_signal(&engine->work);
+        kvs_cond_wake_all(&engine->work);
     }
 }
 
@@ -310,24 +311,24 @@ static void free_parts(kvs_copy_engine *engine)
     free(engine->maps);
     free(engine->queues[QUEUE_FREE].entries);
     free(engine->queues[QUEUE_GATED].entries);
-    (void)pthread_cond_destroy(&engine->progress);
-    (void)pthread_cond_destroy(&engine->work);
-    (void)pthread_mutex_destroy(&engine->lock);
+    kvs_cond_destroy(&engine->progress);
+    kvs_cond_destroy(&engine->work);
+    kvs_mutex_destroy(&engine->lock);
     free(engine);
 }
 
 static bool init_locks(kvs_copy_engine *engine)
 {
-    if (pthread_mutex_init(&engine->lock, NULL) != 0) {
+    if (!kvs_mutex_init(&engine->lock)) {
         return false;
     }
-    if (pthread_cond_init(&engine->work, NULL) != 0) {
-        (void)pthread_mutex_destroy(&engine->lock);
+    if (!kvs_cond_init(&engine->work)) {
+        kvs_mutex_destroy(&engine->lock);
         return false;
     }
-    if (pthread_cond_init(&engine->progress, NULL) != 0) {
-        (void)pthread_cond_destroy(&engine->work);
-        (void)pthread_mutex_destroy(&engine->lock);
+    if (!kvs_cond_init(&engine->progress)) {
+        kvs_cond_destroy(&engine->work);
+        kvs_mutex_destroy(&engine->lock);
         return false;
     }
     return true;
@@ -368,7 +369,7 @@ void kvs_copy_engine_destroy(kvs_copy_engine *engine)
     if (!engine->is_deferred) {
         lock(engine);
         engine->must_stop = true;
-        (void)pthread_cond_signal(&engine->work);
+        kvs_cond_wake_all(&engine->work);
         unlock(engine);
         (void)pthread_join(engine->thread, NULL);
     }
@@ -531,7 +532,7 @@ static kvs_status wait_deferred(kvs_copy_engine *engine, const _Atomic uint64_t 
 static void sleep_for_progress(kvs_copy_engine *engine)
 {
     engine->n_waiters++;
-    (void)pthread_cond_wait(&engine->progress, &engine->lock);
+    kvs_cond_wait(&engine->progress, &engine->lock);
     engine->n_waiters--;
 }
 
@@ -626,7 +627,7 @@ void kvs_copy_engine_cancel(kvs_copy_engine *engine, const _Atomic uint64_t *don
     queue_drop(&engine->queues[QUEUE_GATED], done);
     /* The head may have changed for the copy thread, and a waiter may have nothing left to wait for. */
     wake_thread(engine);
-    (void)pthread_cond_broadcast(&engine->progress);
+    kvs_cond_wake_all(&engine->progress);
     while (engine->is_running && engine->running_done == done) {
         sleep_for_progress(engine);
     }
