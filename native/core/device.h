@@ -1,8 +1,8 @@
 /* device.h: what the parts of the core share about a device, its memory, its fences and its leases.
  *
- * Every object made by kvs_object_alloc holds a claim on its device, so a getter here returns a pointer that is valid as
- * long as the object it was asked of. A backend part that lives inside the device must not use kvs_object_alloc for
- * itself: its claim would keep the device alive forever.
+ * Every object made by kvs_object_alloc holds a claim on its device, so a getter here returns a
+ * pointer that is valid as long as the object it was asked of. A backend part that lives inside the
+ * device must not use kvs_object_alloc for itself: its claim would keep the device alive forever.
  */
 #ifndef KVS_NATIVE_CORE_DEVICE_H
 #define KVS_NATIVE_CORE_DEVICE_H
@@ -10,8 +10,9 @@
 #include "core/backend.h"
 #include "kvstream/arena.h"
 
-/* A struct that the caller fills or receives: present and at least as long as this library knows it. */
-#define KVS_STRUCT_OK(pointer) \
+/* A struct that the caller fills or receives: present and at least as long as this library knows
+ * it. */
+#define KVS_STRUCT_OK(pointer)                                                                     \
     ((pointer) != NULL && (pointer)->struct_size >= (uint32_t)sizeof *(pointer))
 
 /* Device. */

@@ -1,7 +1,7 @@
 /* check.h: the whole test framework of the native tests.
  *
- * CHECK counts; a failure prints its place and the test goes on. `return check_finish();` ends main with the closing line
- * and the exit code. Checks may run on any thread.
+ * CHECK counts; a failure prints its place and the test goes on. `return check_finish();` ends main
+ * with the closing line and the exit code. Checks may run on any thread.
  */
 #ifndef KVS_TESTS_CHECK_H
 #define KVS_TESTS_CHECK_H
@@ -32,11 +32,13 @@ static inline bool check_status(int got, int expected, const char *file, int lin
     if (got == expected) {
         return check_that(true, file, line, text);
     }
-    fprintf(stderr, "%s:%d: %s expected, %s got\n", file, line, kvs_status_name(expected), kvs_status_name(got));
+    fprintf(stderr, "%s:%d: %s expected, %s got\n", file, line, kvs_status_name(expected),
+            kvs_status_name(got));
     return check_that(false, file, line, text);
 }
 
-static inline bool check_u64(uint64_t got, uint64_t expected, const char *file, int line, const char *text)
+static inline bool check_u64(uint64_t got, uint64_t expected, const char *file, int line,
+                             const char *text)
 {
     if (got == expected) {
         return check_that(true, file, line, text);
@@ -46,10 +48,10 @@ static inline bool check_u64(uint64_t got, uint64_t expected, const char *file, 
 }
 
 #define CHECK(condition) check_that((condition), __FILE__, __LINE__, #condition)
-#define CHECK_STATUS(expression, expected) \
+#define CHECK_STATUS(expression, expected)                                                         \
     check_status((int)(expression), (int)(expected), __FILE__, __LINE__, #expression)
 #define CHECK_OK(expression) CHECK_STATUS(expression, KVS_OK)
-#define CHECK_U64(expression, expected) \
+#define CHECK_U64(expression, expected)                                                            \
     check_u64((uint64_t)(expression), (uint64_t)(expected), __FILE__, __LINE__, #expression)
 
 static inline int check_finish(void)

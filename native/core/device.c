@@ -1,0 +1,266 @@
+/* device.c: a device: its claims, its accounting, its failures; and the objects that hang off it.
+ */
+#include "core/device.h"
+
+#include "backends/cpu/backend.h"
+#include "base/failures.h"
+#include "core/history.h"
+#include "core/hook.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct kvs_device {
+    _Atomic uint64_t claims; /* the owner's and one per live object */
+    uint32_t flags;
+    uint32_t n_threads;
+    uint32_t isa;
+    const kvs_backend *backend;
+    void *backend_self;
+    kvs_hooks hooks;
+    kvs_failures failures;
+    kvs_histories histories;
+    _Atomic uint64_t live_objects;
+    _Atomic uint64_t device_bytes;
+    _Atomic uint64_t device_peak_bytes;
+    _Atomic uint64_t copies;
+    _Atomic uint64_t copied_bytes;
+    _Atomic uint64_t failed_copies;
+};
+
+static const uint32_t known_flags = KVS_DEVICE_DEFERRED | KVS_DEVICE_POISON_RELEASED |
+                                    KVS_DEVICE_STRICT_HISTORY | KVS_DEVICE_REFERENCE_OPS;
+
+static uint64_t load(const _Atomic uint64_t *counter)
+{
+    return atomic_load_explicit(counter, memory_order_relaxed);
+}
+
+static void add(_Atomic uint64_t *counter, uint64_t value)
+{
+    (void)atomic_fetch_add_explicit(counter, value, memory_order_relaxed);
+}
+
+/* The parts that need no backend, in the order in which they are undone by free_parts. */
+static kvs_device *alloc_parts(const kvs_device_desc *desc)
+{
+    kvs_device *device = calloc(1, sizeof *device);
+    if (device == NULL) {
+        return NULL;
+    }
+    device->flags = desc->flags;
+    atomic_init(&device->claims, 1);
+    if (!kvs_hooks_init(&device->hooks)) {
+        goto no_hooks;
+    }
+    if (!kvs_failures_init(&device->failures)) {
+        goto no_failures;
+    }
+    if (!kvs_histories_init(&device->histories)) {
+        goto no_histories;
+    }
+    return device;
+
+no_histories:
+    kvs_failures_destroy(&device->failures);
+no_failures:
+    kvs_hooks_destroy(&device->hooks);
+no_hooks:
+    free(device);
+    return NULL;
+}
+
+static void free_parts(kvs_device *device)
+{
+    kvs_histories_destroy(&device->histories);
+    kvs_failures_destroy(&device->failures);
+    kvs_hooks_destroy(&device->hooks);
+    free(device);
+}
+
+kvs_status kvs_device_create(const kvs_device_desc *desc, kvs_device **device)
+{
+    if (device == NULL || !KVS_STRUCT_OK(desc) || (desc->flags & ~known_flags) != 0 ||
+        desc->isa > KVS_ISA_AVX512 || desc->reserved != 0) {
+        return KVS_EINVAL;
+    }
+    if (desc->backend != KVS_BACKEND_CPU) {
+        return KVS_EUNSUPPORTED;
+    }
+    kvs_device *made = alloc_parts(desc);
+    if (made == NULL) {
+        return KVS_ENOMEM;
+    }
+    const kvs_status status = kvs_cpu_backend_create(
+        made, desc, &made->backend, &made->backend_self, &made->n_threads, &made->isa);
+    if (status != KVS_OK) {
+        free_parts(made);
+        return status;
+    }
+    *device = made;
+    return KVS_OK;
+}
+
+void kvs_device_retain(kvs_device *device)
+{
+    add(&device->claims, 1);
+}
+
+void kvs_device_release(kvs_device *device)
+{
+    if (device == NULL ||
+        atomic_fetch_sub_explicit(&device->claims, 1, memory_order_acq_rel) != 1) {
+        return;
+    }
+    /* The threads stop first: they may still count copies and record failures. */
+    device->backend->destroy(device->backend_self);
+    free_parts(device);
+}
+
+kvs_status kvs_device_last_error(kvs_device *device, char *text, size_t capacity)
+{
+    if (device == NULL || text == NULL || capacity == 0) {
+        return KVS_EINVAL;
+    }
+    kvs_failures_copy(&device->failures, text, capacity);
+    return KVS_OK;
+}
+
+kvs_status kvs_device_get_info(kvs_device *device, kvs_device_info *info)
+{
+    if (device == NULL || !KVS_STRUCT_OK(info)) {
+        return KVS_EINVAL;
+    }
+    info->flags = device->flags;
+    info->n_threads = device->n_threads;
+    info->isa = device->isa;
+    info->device_bytes = load(&device->device_bytes);
+    info->device_peak_bytes = load(&device->device_peak_bytes);
+    kvs_histories_sum(&device->histories, &info->host_bytes, &info->host_touched_bytes);
+    info->live_objects = load(&device->live_objects);
+    info->copies = load(&device->copies);
+    info->copied_bytes = load(&device->copied_bytes);
+    return KVS_OK;
+}
+
+kvs_status kvs_device_set_hook(kvs_device *device, kvs_hook hook, void *user)
+{
+    if (device == NULL) {
+        return KVS_EINVAL;
+    }
+    kvs_hooks_set(&device->hooks, hook, user);
+    return KVS_OK;
+}
+
+kvs_status kvs_hook_ask(kvs_device *device, int point)
+{
+    const int answer = kvs_hooks_call(&device->hooks, point);
+    if (answer == KVS_OK || (answer == KVS_PENDING && point == KVS_HOOK_COPY)) {
+        return (kvs_status)answer;
+    }
+    if (answer > 0) {
+        return kvs_fail(device, KVS_EINVAL, "the fault hook answered %d at point %d", answer,
+                        point);
+    }
+    return kvs_fail(device, (kvs_status)answer, "the fault hook made point %d fail with %s", point,
+                    kvs_status_name(answer));
+}
+
+kvs_status kvs_device_run_copies(kvs_device *device, uint32_t limit, uint32_t *ran)
+{
+    if (device == NULL || ran == NULL) {
+        return KVS_EINVAL;
+    }
+    if (!kvs_device_has(device, KVS_DEVICE_DEFERRED)) {
+        return kvs_fail(device, KVS_EINVAL,
+                        "copies are run by the copy thread: the device is not deferred");
+    }
+    const uint64_t failed_before = load(&device->failed_copies);
+    *ran = device->backend->copy_run(device->backend_self, limit);
+    const uint64_t failed = load(&device->failed_copies) - failed_before;
+    if (failed != 0) {
+        return kvs_fail(device, KVS_EIO, "%llu of %u copies failed", (kvs_ull)failed, *ran);
+    }
+    return KVS_OK;
+}
+
+kvs_status kvs_device_drain(kvs_device *device)
+{
+    return device == NULL ? KVS_EINVAL : device->backend->copy_drain(device->backend_self);
+}
+
+kvs_status kvs_fail(kvs_device *device, kvs_status status, const char *format, ...)
+{
+    if (device != NULL) {
+        va_list arguments;
+        va_start(arguments, format);
+        kvs_failures_keep(&device->failures, format, arguments);
+        va_end(arguments);
+    }
+    return status;
+}
+
+void *kvs_object_alloc(kvs_device *device, size_t bytes)
+{
+    if (kvs_hook_ask(device, KVS_HOOK_ALLOC) != KVS_OK) {
+        return NULL;
+    }
+    void *object = calloc(1, bytes);
+    if (object == NULL) {
+        (void)kvs_fail(device, KVS_ENOMEM, "need %llu bytes of host memory for an object",
+                       (kvs_ull)bytes);
+        return NULL;
+    }
+    add(&device->live_objects, 1);
+    kvs_device_retain(device);
+    return object;
+}
+
+void kvs_object_free(kvs_device *device, void *object)
+{
+    free(object);
+    (void)atomic_fetch_sub_explicit(&device->live_objects, 1, memory_order_relaxed);
+    kvs_device_release(device);
+}
+
+struct kvs_device_view kvs_device_backend(kvs_device *device)
+{
+    return (struct kvs_device_view){.backend = device->backend, .self = device->backend_self};
+}
+
+uint32_t kvs_device_flags(const kvs_device *device)
+{
+    return device->flags;
+}
+
+kvs_histories *kvs_device_histories(kvs_device *device)
+{
+    return &device->histories;
+}
+
+void kvs_device_count_bytes(kvs_device *device, int64_t delta)
+{
+    /* Two's complement makes a negative delta a subtraction. */
+    const uint64_t step = (uint64_t)delta;
+    const uint64_t now =
+        atomic_fetch_add_explicit(&device->device_bytes, step, memory_order_relaxed) + step;
+    uint64_t peak = load(&device->device_peak_bytes);
+    while (delta > 0 && now > peak &&
+           !atomic_compare_exchange_weak_explicit(&device->device_peak_bytes, &peak, now,
+                                                  memory_order_relaxed, memory_order_relaxed)) {
+    }
+}
+
+void kvs_device_count_copy(kvs_device *device, const kvs_copy *copy)
+{
+    add(&device->copies, 1);
+    add(&device->copied_bytes, copy->n_bytes * copy->n_pieces);
+    if (copy->is_out != 0) {
+        kvs_histories_touch(&device->histories, copy);
+    }
+}
+
+void kvs_device_count_failed_copy(kvs_device *device)
+{
+    add(&device->failed_copies, 1);
+}
