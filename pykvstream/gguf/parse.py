@@ -3,8 +3,8 @@
 Order: a declared count or length is compared with the bytes that remain before anything is allocated for it.
 Units: offsets are bytes from the start of the file.
 Source: spec/model.md 6.1.
-Holds: ``parse_image`` and the limits it enforces. It reads bytes only; files and shards are the matter of
-``reader``.
+Holds: ``parse_image``, the limits it enforces, and their ``Usage``. It reads bytes only; files and shards are
+the matter of ``reader``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAGIC: Final = b"GGUF"
 DEFAULT_ALIGNMENT: Final = 32
 
 # Each limit is several times what the largest public files need. Together they bound what a hostile file can
-# make the parser allocate to well under 64 MiB, whatever its size.
+# make the parser allocate to less than 64 MiB, whatever its size.
 MAX_KEYS: Final = 1 << 14
 MAX_TENSORS: Final = 1 << 15
 MAX_STRINGS: Final = 1 << 21
@@ -69,17 +69,26 @@ class Image:
     tensors: dict[str, TensorInfo]
 
 
+@dataclass(slots=True)
+class Usage:
+    """What has been taken of the limits so far; the shards of one set share it."""
+
+    keys: int = 0
+    tensors: int = 0
+    strings: int = 0
+    names_bytes: int = 0
+
+
 class _Cursor:
     """A reading position that refuses to leave the file."""
 
-    __slots__ = ("data", "end", "names_bytes", "pos", "strings")
+    __slots__ = ("data", "end", "pos", "usage")
 
-    def __init__(self, data: Bytes) -> None:
+    def __init__(self, data: Bytes, usage: Usage) -> None:
         self.data = data
         self.end = len(data)
         self.pos = 0
-        self.names_bytes = 0
-        self.strings = 0
+        self.usage = usage
 
     def need(self, n_bytes: int, what: str, key: str | None = None) -> None:
         """Refuse unless ``n_bytes`` more bytes are there."""
@@ -103,8 +112,8 @@ class _Cursor:
         if not 1 <= length <= MAX_KEY_BYTES:
             raise FormatError(f"{what} of {length} bytes, need 1 to {MAX_KEY_BYTES}", offset=at)
         self.need(length, what)
-        self.names_bytes += length
-        if self.names_bytes > MAX_NAMES_BYTES:
+        self.usage.names_bytes += length
+        if self.usage.names_bytes > MAX_NAMES_BYTES:
             raise FormatError(f"keys and names need more than {MAX_NAMES_BYTES} bytes", offset=at)
         raw = self.data[self.pos : self.pos + length].tobytes()
         try:
@@ -117,12 +126,14 @@ class _Cursor:
         return text
 
 
-def parse_image(data: Bytes, shard: int = 0) -> Image:
-    """Parse and check the whole header of a file image; tensor data is not read."""
-    cursor = _Cursor(data)
+def parse_image(data: Bytes, shard: int, usage: Usage) -> Image:
+    """Parse and check the whole header of a file image, adding to ``usage``; tensor data is not read."""
+    cursor = _Cursor(data, usage)
     version = _header(cursor)
-    n_tensors = _count(cursor, "tensors", MAX_TENSORS, _MIN_TENSOR_BYTES)
-    n_keys = _count(cursor, "keys", MAX_KEYS, _MIN_KEY_BYTES)
+    n_tensors = _count(cursor, "tensors", MAX_TENSORS - usage.tensors, _MIN_TENSOR_BYTES)
+    n_keys = _count(cursor, "keys", MAX_KEYS - usage.keys, _MIN_KEY_BYTES)
+    usage.tensors += n_tensors
+    usage.keys += n_keys
     entries: dict[str, Entry] = {}
     for _ in range(n_keys):
         at = cursor.pos
@@ -195,8 +206,8 @@ def _numbers(cursor: _Cursor, kind: ValueType, count: int, key: str) -> Numbers:
 
 def _strings(cursor: _Cursor, count: int, key: str) -> LazyStrings:
     cursor.need(count * 8, f"{count} strings", key)
-    cursor.strings += count
-    if cursor.strings > MAX_STRINGS:
+    cursor.usage.strings += count
+    if cursor.usage.strings > MAX_STRINGS:
         raise FormatError(f"more than {MAX_STRINGS} strings", offset=cursor.pos, key=key)
     start = cursor.pos
     ends = np.fromiter(_string_ends(cursor, count, key), np.int64, count)

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from pykvstream.errors import Closed, DeviceError, FormatError, NotFound
 from pykvstream.gguf import codecs
 from pykvstream.gguf.metadata import REQUIRED, Bytes, LazyStrings, Metadata, Required
-from pykvstream.gguf.parse import Image, TensorInfo, parse_image
+from pykvstream.gguf.parse import Image, TensorInfo, Usage, parse_image
 
 # Every mapped shard holds a file descriptor, of which a process commonly has 1024.
 MAX_SHARDS: Final = 512
@@ -59,14 +59,15 @@ class GgufFile:
         if name is not None and int(name["number"]) != 1:
             first = _shard_path(first, name, 1)
         data = [_map(first, shard=name is not None and first != Path(path))]
-        images = [_parse(data[0], first, 0)]
+        usage = Usage()
+        images = [_parse(data[0], first, 0, usage)]
         n_shards = _shard_count(images[0].metadata, first, name, 1)
         paths = [first]
         if name is not None:
             paths += [_shard_path(first, name, number) for number in range(2, n_shards + 1)]
         for index, other in enumerate(paths[1:], start=1):
             data.append(_map(other, shard=True))
-            images.append(_parse(data[index], other, index))
+            images.append(_parse(data[index], other, index, usage))
             _shard_count(images[index].metadata, other, name, index + 1)
         _check_tensor_count(images)
         return cls(tuple(paths), tuple(images), tuple(data))
@@ -164,9 +165,9 @@ def _map(path: Path, *, shard: bool) -> Bytes:
         os.close(descriptor)
 
 
-def _parse(data: Bytes, path: Path, shard: int) -> Image:
+def _parse(data: Bytes, path: Path, shard: int, usage: Usage) -> Image:
     try:
-        return parse_image(data, shard)
+        return parse_image(data, shard, usage)
     except FormatError as error:
         # The parser sees bytes only; the name of the file is what the user can act on.
         named = FormatError(f"{path.name}: {error}")

@@ -121,7 +121,8 @@ def replaced(name: str, raw: bytes) -> bytes:
 def truncations() -> Iterator[Case]:
     b = valid()
     for name, (at, size) in b.fields.items():
-        for cut in {at, at + size // 2, at + size - 1}:
+        every = range(at, at + size)
+        for cut in every if name.endswith("/value") else {every[0], every[size // 2], every[-1]}:
             if 0 < cut < len(b.data):
                 yield Case(
                     f"cut at {cut} in {name}", bytes(b.data[:cut]), "truncated|needs|leaves|not a GGUF"
@@ -461,6 +462,16 @@ def test_damage_in_a_later_shard_names_the_shard(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match=r"m-00002-of-00002\.gguf: truncated") as caught:
         GgufFile.open(first)
     assert caught.value.offset is not None
+
+
+def test_shards_share_the_limits_of_one_file(tmp_path: Path) -> None:
+    write_shard(tmp_path, 1, 2, "a")
+    second = write_shard(tmp_path, 2, 2, "b")
+    b = Builder()
+    b.header(MAX_TENSORS, 0)
+    sparse(second, bytes(b.data), 1 << 24)
+    with pytest.raises(FormatError, match=f"declares {MAX_TENSORS} tensors, at most {MAX_TENSORS - 1}"):
+        GgufFile.open(second)
 
 
 def test_shard_under_another_name_is_refused(tmp_path: Path) -> None:

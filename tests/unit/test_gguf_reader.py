@@ -79,6 +79,7 @@ def test_arrays_become_read_only_views(rich: Path) -> None:
             assert array.tolist() == values and array.dtype == dtype and not array.flags.writeable
         assert f.get_ints("ints").dtype == np.int64 and f.get_floats("scores").tolist() == [0.5, -1.5]
         assert f.get_ints("empty").tolist() == []
+        assert not f.get_ints("ints").flags.writeable and not f.get_floats("scores").flags.writeable
 
 
 def test_string_arrays_are_lazy_sequences(rich: Path) -> None:
