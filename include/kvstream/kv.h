@@ -135,12 +135,12 @@ kvs_status kvs_seq_create(kvs_cache *cache, uint64_t ctx_tokens, kvs_seq **seq);
 void kvs_seq_release(kvs_seq *seq);
 
 /* A new sequence with the same committed tokens; pages are shared. own: caller. thread: owner of the cache.
- * errors: EBUSY uncommitted rows exist; ENOMEM */
+ * errors: EBUSY uncommitted rows exist, or a replaced page still waits for its rows; ENOMEM */
 kvs_status kvs_seq_fork(kvs_seq *seq, kvs_seq **child);
 
-/* Open n_tokens uncommitted rows at the end; makes pages. A shared, partly filled last page is replaced by a private one
- * whose rows the device must bring over (kvs_seq_copy_source). thread: owner of the cache.
- * errors: EINVAL 0 rows; EBUSY uncommitted rows exist; ECONTEXT does not fit, with both numbers; ENOMEM */
+/* Open n_tokens uncommitted rows at the end; makes pages. A shared, partly filled last page is replaced by a private one;
+ * the old one stays alive until the pager has brought its rows over, or a written page replaces them.
+ * thread: owner of the cache. errors: EINVAL 0 rows; EBUSY uncommitted rows exist; ECONTEXT does not fit, with both numbers; ENOMEM */
 kvs_status kvs_seq_append(kvs_seq *seq, uint64_t n_tokens);
 
 /* Commit the first n_tokens of the uncommitted rows and drop the others. 0 drops all.
@@ -158,12 +158,13 @@ kvs_status kvs_seq_get_info(kvs_seq *seq, kvs_seq_info *info);
 kvs_status kvs_seq_get_page(kvs_seq *seq, uint32_t layer, uint64_t page, kvs_page_info *info);
 
 /* Copy published rows of one layer's page out of the host history, decoded or not, through the copy engine: the bytes of
- * the whole record. shape: record [record_bytes]. thread: owner of the cache. errors: ENOTFOUND; EIO */
+ * the whole record. shape: record [record_bytes]. thread: owner of the cache.
+ * errors: ENOTFOUND no such page, or none of its rows is published; EINVAL layer; EIO */
 kvs_status kvs_seq_read_page_wait(kvs_seq *seq, uint32_t layer, uint64_t page, void *record);
 
 /* Write a whole record into the history and mark `rows` of its page column as published once every layer has been written.
- * For loading a saved sequence: the pages must be appended and committed. thread: owner of the cache.
- * errors: ENOTFOUND; EINVAL rows; EBUSY shared page; EIO */
+ * For loading a saved sequence: the pages must be appended and committed. Another number of rows begins the column anew.
+ * thread: owner of the cache. errors: ENOTFOUND; EINVAL layer, or rows not committed; EBUSY shared page; EIO */
 kvs_status kvs_seq_write_page_wait(kvs_seq *seq, uint32_t layer, uint64_t page, const void *record, uint64_t rows);
 
 /* thread: owner of the cache. errors: ECORRUPT */

@@ -62,14 +62,15 @@ void kvs_ring_release(kvs_ring *ring);
 
 /* Append demands in reading order and queue their copies, in runs that cross neither a demand, nor the ring's end, nor a
  * held slot, nor the run limit. `first` receives the number of the first page. thread: owner.
- * errors: EINVAL; EOVERFLOW; ENOMEM; EPOISONED; ENOSPACE every slot is held */
+ * errors: EINVAL; EOVERFLOW; ENOMEM; EPOISONED (nothing submitted by any of these) */
 kvs_status kvs_ring_submit(kvs_ring *ring, const kvs_demand *demands, uint32_t n_demands, uint64_t *first);
 
 /* Device address of a submitted, unconsumed demand. thread: any while the owner does not submit or cancel.
  * errors: ENOTFOUND */
 kvs_status kvs_ring_page_address(kvs_ring *ring, uint64_t demand, uint64_t *address);
 
-/* Has demand been copied? KVS_OK or KVS_PENDING; never waits. thread: any. errors: ENOTFOUND; EPOISONED; EIO */
+/* Has demand been copied? KVS_OK or KVS_PENDING; never waits. thread: any while the owner does not submit or cancel.
+ * errors: ENOTFOUND not submitted, or consumed; EIO a copy failed, the ring is poisoned */
 kvs_status kvs_ring_query(kvs_ring *ring, uint64_t demand);
 
 /* Wait until every demand below `end` is ready. The caller must have consumed enough for their copies to start.

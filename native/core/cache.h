@@ -3,9 +3,9 @@
  *     kvs_seq --pages[]--> kvs_page (column: one page of every layer) --slot--> kvs_extent --> kvs_host
  *
  * A column counts the sequences that hold it and, apart, those that only wait to have its rows brought over. An extent is
- * one reservation of [layer][slot] records; it goes with its last column and the sequence that fills it. A sequence puts
- * page p into slot p of its own extent, so that the pages of a layer lie one behind another; where that slot still belongs
- * to a fork, the sequence goes on in a new extent.
+ * one reservation of [layer][slot] records for the pages of a sequence from `first_page` to the end of its context; it goes
+ * with its last column and the sequence that fills it. Page p lies in slot p - first_page, so that the pages of a layer lie
+ * one behind another; where that slot still belongs to a fork, the sequence goes on in a new extent.
  */
 #ifndef KVS_NATIVE_CORE_CACHE_H
 #define KVS_NATIVE_CORE_CACHE_H
@@ -62,6 +62,7 @@ typedef struct kvs_extent {
     struct kvs_extent *previous;
     kvs_host *host;
     uint64_t id;
+    uint64_t first_page;
     uint64_t n_slots;
     uint64_t n_columns; /* occupied slots */
     bool is_owned;      /* a sequence still fills it */
@@ -79,6 +80,7 @@ typedef struct kvs_page {
     uint32_t n_holders;     /* sequences whose page it is */
     uint32_t n_waiting;     /* sequences that wait for its rows */
     uint32_t n_loaded;      /* layers written so far */
+    uint32_t n_seen;        /* scratch of the integrity check */
     uint8_t is_loaded[];    /* by layer */
 } kvs_page;
 
@@ -118,14 +120,16 @@ struct kvs_seq {
 
 void kvs_cache_retain(kvs_cache *cache);
 
-/* A reservation of n_slots columns, owned by the caller's sequence. */
-kvs_status kvs_extent_create(kvs_cache *cache, uint64_t n_slots, kvs_extent **extent);
+/* A reservation of n_slots columns, owned by the caller's sequence. errors: EOVERFLOW; ENOMEM; the hook's */
+kvs_status kvs_extent_create(kvs_cache *cache, uint64_t first_page, uint64_t n_slots, kvs_extent **extent);
+
+/* The sequence will put no more columns into it. */
 void kvs_extent_disown(kvs_cache *cache, kvs_extent *extent);
 
 /* A column with one holder in a free slot; NULL without memory. */
 kvs_page *kvs_page_create(kvs_cache *cache, kvs_extent *extent, uint64_t slot);
 
-/* Called after n_holders or n_waiting went down. */
+/* A holder or a waiter less is to be noted by the caller; then this frees the column that nobody needs. */
 void kvs_page_collect(kvs_cache *cache, kvs_page *page);
 
 #endif
