@@ -29,7 +29,7 @@ typedef struct kvs_matmul_part {
     uint64_t n;          /* output values to a row */
     const void *panels;  /* kvs_panel_pack, 64-byte aligned */
     const float *bias;   /* n values, or NULL: y = acc + bias */
-    float *out;          /* must not overlap x, unless every part is computed from `norm_weight` or quantized codes */
+    float *out;          /* must not overlap x */
     uint64_t out_stride; /* values from one row to the next */
 } kvs_matmul_part;
 
