@@ -294,6 +294,55 @@ kvs_status kvs_arena_abort(kvs_arena *arena)
     return status;
 }
 
+kvs_status kvs_arena_copy_layout(kvs_arena *arena, kvs_layout *layout, uint64_t *epoch)
+{
+    kvs_status status = KVS_OK;
+    kvs_mutex_lock(&arena->mutex);
+    for (uint32_t i = 0; status == KVS_OK && i < arena->committed.n_places; i++) {
+        kvs_region region = arena->committed.places[i].region;
+        status = kvs_layout_place_at(layout, &arena->bounds, &region);
+    }
+    *epoch = arena->epoch;
+    kvs_mutex_unlock(&arena->mutex);
+    if (status != KVS_OK) {
+        kvs_layout_free(layout);
+    }
+    return status;
+}
+
+/* Under the mutex. */
+static kvs_status install(kvs_arena *arena, const kvs_layout *layout, uint64_t expected_epoch)
+{
+    if (arena->epoch != expected_epoch) {
+        return kvs_fail(arena->bounds.device, KVS_ESTALE,
+                        "somebody else committed a layout: epoch %llu, expected %llu",
+                        (kvs_ull)arena->epoch, (kvs_ull)expected_epoch);
+    }
+    kvs_status status = begin(arena, 0);
+    if (status != KVS_OK) {
+        return status;
+    }
+    for (uint32_t i = 0; status == KVS_OK && i < layout->n_places; i++) {
+        kvs_region region = layout->places[i].region;
+        status = kvs_layout_place_at(&arena->staged, &arena->bounds, &region);
+    }
+    if (status != KVS_OK) {
+        close_transaction(arena);
+        return status;
+    }
+    return commit(arena);
+}
+
+kvs_status kvs_arena_install(kvs_arena *arena, const kvs_layout *layout, uint64_t expected_epoch,
+                             uint64_t *epoch)
+{
+    kvs_mutex_lock(&arena->mutex);
+    const kvs_status status = install(arena, layout, expected_epoch);
+    *epoch = arena->epoch;
+    kvs_mutex_unlock(&arena->mutex);
+    return status;
+}
+
 static void report(const kvs_placed *place, kvs_region *region)
 {
     const uint32_t struct_size = region->struct_size;

@@ -54,6 +54,16 @@ void kvs_arena_drop(kvs_arena *arena);
 /* Accept leases again, even while somebody builds: how the coordinator ends its own quiescence. */
 void kvs_arena_reopen(kvs_arena *arena);
 
+/* Copy the committed regions into an empty layout. errors: ENOMEM, and the layout is empty again */
+kvs_status kvs_arena_copy_layout(kvs_arena *arena, kvs_layout *layout, uint64_t *epoch);
+
+/* A whole transaction in one step: commit exactly these regions, where they stand, provided that
+ * the layout still is that of `expected_epoch`. `epoch` receives the one that then holds. errors:
+ * ECLOSED; ESTALE somebody committed; EBUSY a transaction is open, or a leased region would change;
+ * EOVERFLOW; ENOMEM */
+kvs_status kvs_arena_install(kvs_arena *arena, const kvs_layout *layout, uint64_t expected_epoch,
+                             uint64_t *epoch);
+
 /* Under the mutex: stop counting draining leases whose fence has completed. */
 void kvs_arena_collect(kvs_arena *arena);
 
