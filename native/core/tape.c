@@ -293,7 +293,7 @@ kvs_status kvs_tape_get_info(kvs_tape *tape, kvs_tape_info *info)
         weight_bytes += kvs_weight_pass_bytes(tape->weights[i]);
     }
     *info = (kvs_tape_info){.struct_size = info->struct_size,
-                            .is_sealed = tape->is_sealed,
+                            .is_sealed = tape->is_sealed ? 1u : 0u,
                             .n_ops = tape->n_ops,
                             .n_tensors = tape->n_tensors,
                             .n_layers = tape->n_layers,

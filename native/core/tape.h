@@ -2,6 +2,7 @@
 #ifndef KVS_NATIVE_CORE_TAPE_H
 #define KVS_NATIVE_CORE_TAPE_H
 
+#include "base/internal.h"
 #include "core/step.h"
 
 typedef struct kvs_tape_tensor {

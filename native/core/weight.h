@@ -2,6 +2,7 @@
 #ifndef KVS_NATIVE_CORE_WEIGHT_H
 #define KVS_NATIVE_CORE_WEIGHT_H
 
+#include "base/internal.h"
 #include "core/step.h"
 
 void kvs_weight_retain(kvs_weight *weight);

@@ -3,6 +3,7 @@
 #define KVS_NATIVE_CPU_OPS_H
 
 #include "backends/cpu/threads.h"
+#include "base/internal.h"
 #include "core/step.h"
 
 typedef struct kvs_cpu_compute {

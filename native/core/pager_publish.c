@@ -1,0 +1,153 @@
+/* pager_publish.c: committed rows go to host history by copies out of their device pages. A page column counts as published
+ * only when its copies are known to have ended well; until then its rows stay on the device, so a failed copy can be
+ * repeated and nothing is lost. */
+#include "core/pager_state.h"
+
+#define COPIES_PER_BATCH 96u
+
+/* Copies collected for one wake-up of the engine. */
+struct batch {
+    kvs_pager *pager;
+    kvs_copy copies[COPIES_PER_BATCH];
+    uint32_t n_copies;
+};
+
+static kvs_status flush(struct batch *batch)
+{
+    if (batch->n_copies == 0) {
+        return KVS_OK;
+    }
+    struct kvs_device_view backend = kvs_device_backend(batch->pager->device);
+    kvs_status status = backend.backend->copy_submit_many(backend.self, batch->copies, batch->n_copies);
+    if (status == KVS_OK) {
+        batch->pager->publishes.submitted += batch->n_copies;
+    }
+    batch->n_copies = 0;
+    return status;
+}
+
+static kvs_status add_copy(struct batch *batch, kvs_copy copy)
+{
+    kvs_pager *pager = batch->pager;
+    copy.is_out = 1;
+    copy.done = &pager->publishes.done;
+    copy.done_value = pager->publishes.submitted + batch->n_copies + 1;
+    copy.failed = &pager->publishes.failed;
+    pager->published_bytes += copy.n_bytes * copy.n_pieces;
+    batch->copies[batch->n_copies++] = copy;
+    return batch->n_copies == COPIES_PER_BATCH ? flush(batch) : KVS_OK;
+}
+
+/* Rows [begin, end) of one layer's page: one copy per plane, a piece per head; a whole page is one run. */
+static kvs_status add_rows(struct batch *batch, uint32_t layer, uint64_t page, const kvs_page_view *view, uint64_t begin,
+                           uint64_t end)
+{
+    const kvs_pager *pager = batch->pager;
+    const kvs_record_info *record = kvs_cache_record(pager->cache, layer);
+    kvs_copy copy = {.host_base = kvs_host_base(view->host),
+                     .host_offset = kvs_page_host_offset(pager->cache, view, layer),
+                     .device_address = kvs_pager_slot_address(pager, pager->where[layer][page]),
+                     .n_bytes = record->record_bytes,
+                     .n_pieces = 1};
+    if (begin == 0 && end == KVS_PAGE_TOKENS) {
+        return add_copy(batch, copy);
+    }
+    uint32_t n_heads = kvs_cache_layer(pager->cache, layer)->n_kv_heads;
+    for (uint32_t plane = 0; plane < KVS_N_PLANES; plane++) {
+        uint64_t row_bytes = record->plane_row_bytes[plane];
+        if (row_bytes == 0) {
+            continue;
+        }
+        kvs_copy part = copy;
+        uint64_t offset = record->plane_offset_bytes[plane] + begin * row_bytes;
+        part.host_offset += offset;
+        part.device_address += offset;
+        part.n_bytes = (end - begin) * row_bytes;
+        part.n_pieces = n_heads;
+        part.host_stride_bytes = record->head_bytes;
+        part.device_stride_bytes = record->head_bytes;
+        kvs_status status = add_copy(batch, part);
+        if (status != KVS_OK) {
+            return status;
+        }
+    }
+    return KVS_OK;
+}
+
+static uint64_t rows_in_page(const kvs_pager *pager, uint64_t page)
+{
+    uint64_t committed = kvs_seq_committed(pager->current);
+    uint64_t first = page * KVS_PAGE_TOKENS;
+    if (committed <= first) {
+        return 0;
+    }
+    return committed - first < KVS_PAGE_TOKENS ? committed - first : KVS_PAGE_TOKENS;
+}
+
+kvs_status kvs_pager_publish(kvs_pager *pager, uint64_t first_page, uint64_t end_page)
+{
+    struct batch batch = {.pager = pager};
+    pager->has_pending = true;
+    pager->pending_first_page = first_page;
+    pager->pending_end_page = end_page;
+    for (uint32_t layer = 0; layer < pager->n_layers; layer++) {
+        for (uint64_t page = first_page; page < end_page; page++) {
+            kvs_page_view view;
+            kvs_status status = kvs_seq_view_page(pager->current, page, &view);
+            uint64_t rows = rows_in_page(pager, page);
+            if (status == KVS_OK && view.published_rows < rows) {
+                status = add_rows(&batch, layer, page, &view, view.published_rows, rows);
+            }
+            if (status != KVS_OK) {
+                return status;
+            }
+        }
+    }
+    return flush(&batch);
+}
+
+static kvs_status wait_published(kvs_pager *pager)
+{
+    struct kvs_device_view backend = kvs_device_backend(pager->device);
+    kvs_ticket *ticket = &pager->publishes;
+    kvs_status status = backend.backend->wait_counter(backend.self, &ticket->done, ticket->submitted, NULL);
+    int failed = atomic_exchange(&ticket->failed, 0);
+    return status != KVS_OK ? status : (kvs_status)failed;
+}
+
+static kvs_status mark_published(kvs_pager *pager)
+{
+    for (uint64_t page = pager->pending_first_page; page < pager->pending_end_page; page++) {
+        uint64_t rows = rows_in_page(pager, page);
+        kvs_status status = rows == 0 ? KVS_OK : kvs_page_set_published(pager->current, page, rows);
+        if (status != KVS_OK) {
+            return status;
+        }
+    }
+    return KVS_OK;
+}
+
+kvs_status kvs_pager_settle(kvs_pager *pager)
+{
+    if (!pager->has_pending) {
+        return KVS_OK;
+    }
+    kvs_status status = wait_published(pager);
+    if (status != KVS_OK) {
+        status = kvs_pager_publish(pager, pager->pending_first_page, pager->pending_end_page);
+        status = status == KVS_OK ? wait_published(pager) : status;
+    }
+    if (status != KVS_OK) {
+        return kvs_fail(pager->device, KVS_EIO,
+                        "pages %llu to %llu could not be written to history (%s); they stay on the device",
+                        (kvs_ull)pager->pending_first_page, (kvs_ull)pager->pending_end_page, kvs_status_name(status));
+    }
+    status = mark_published(pager);
+    pager->has_pending = status != KVS_OK;
+    return status;
+}
+
+kvs_status kvs_pager_publish_wait(kvs_pager *pager)
+{
+    return pager == NULL ? KVS_EINVAL : kvs_pager_settle(pager);
+}

@@ -1,0 +1,114 @@
+/* pager_state.h: what the files of the pager share.
+ *
+ *     pager.c          attach, divide, forecast, integrity
+ *     pager_slots.c    which page lies in which resident slot
+ *     pager_pass.c     open a pass, feed attention, close it
+ *     pager_publish.c  write committed rows to host history
+ */
+#ifndef KVS_NATIVE_CORE_PAGER_STATE_H
+#define KVS_NATIVE_CORE_PAGER_STATE_H
+
+#include "core/cache.h"
+#include "core/device.h"
+#include "core/pager.h"
+#include "core/ring.h"
+
+/* A resident slot. A page has the same index in every sequence that shares it, so a slot is found again by index and id. */
+typedef struct kvs_slot {
+    uint64_t page_id; /* 0: free */
+    uint64_t page;    /* index in the sequence */
+    uint32_t layer;
+    uint32_t reserved;
+} kvs_slot;
+
+/* One layer's part of the open pass. */
+typedef struct kvs_pass_layer {
+    uint64_t prefix;       /* pages [0, prefix) are resident */
+    uint64_t first_demand; /* ring number of page `prefix` */
+    uint64_t load_ticket;  /* loads that must be done before its resident pages are read */
+    kvs_span_plan *plan;
+    uint64_t *page_table;
+} kvs_pass_layer;
+
+/* A counter that copies raise, and the number of copies submitted to it. */
+typedef struct kvs_ticket {
+    _Atomic uint64_t done;
+    uint64_t submitted;
+    _Atomic int failed;
+} kvs_ticket;
+
+struct kvs_pager {
+    kvs_device *device;
+    kvs_cache *cache;
+    kvs_lease *lease; /* NULL while detached */
+    kvs_ring *ring;   /* NULL where nothing can stream */
+    uint32_t n_layers;
+    uint64_t slot_bytes;
+
+    /* Placement. */
+    uint32_t *capacity; /* resident pages per layer, tail included */
+    uint32_t n_slots;
+    uint32_t ring_slots;
+    uint32_t max_rows;
+    uint64_t tail_pages;
+
+    /* Residency. Slots below ring_slots belong to the ring. */
+    uint64_t base_address; /* kept over detach: content at an unchanged address stays true */
+    kvs_slot *slots;       /* [n_slots] */
+    uint32_t *free_slots;  /* stack */
+    uint32_t n_free;
+    uint32_t evict_cursor;
+    uint32_t **where;      /* [layer][page] slot of the current sequence's page, or KVS_NONE */
+    uint64_t where_pages;  /* columns of `where` and of the page tables */
+
+    /* Current sequence and pass. */
+    kvs_seq *current;
+    uint64_t generation;   /* of the current sequence when the pager last touched it */
+    bool is_in_pass;
+    uint32_t pass_rows;
+    uint64_t pass_first;   /* committed tokens before the pass */
+    uint64_t tail_first;   /* first tail page */
+    uint64_t active_pages;
+    uint64_t pass_end_demand; /* ring number behind the pass */
+    kvs_pass_layer *pass;  /* [n_layers] */
+    const uint64_t **tables; /* [n_layers] into pass[].page_table */
+
+    /* Demands of the next pass that are already submitted. */
+    bool has_lookahead;
+    uint64_t lookahead_tail;
+    uint64_t *lookahead_prefix; /* [n_layers] */
+
+    kvs_ticket loads;
+    kvs_ticket publishes;
+    bool has_pending; /* rows of the current sequence are on their way to history */
+    uint64_t pending_first_page;
+    uint64_t pending_end_page;
+
+    uint64_t placement_generation;
+    uint64_t streamed_pages, streamed_bytes, loaded_pages, loaded_bytes, published_bytes, copies;
+    uint64_t past_stalls, past_stall_ns; /* of rings that are gone */
+};
+
+/* pager_slots.c */
+uint64_t kvs_pager_slot_address(const kvs_pager *pager, uint32_t slot);
+kvs_status kvs_pager_reserve_pages(kvs_pager *pager, uint64_t n_pages);
+/* Make `seq` the current one: find its pages among the slots. */
+kvs_status kvs_pager_select(kvs_pager *pager, kvs_seq *seq);
+void kvs_pager_rebuild_free(kvs_pager *pager);
+/* A slot for a page of the current sequence; evicts pages of other sequences. KVS_NONE when every slot is wanted. */
+uint32_t kvs_pager_take_slot(kvs_pager *pager, uint32_t layer, uint64_t page, uint64_t page_id);
+void kvs_pager_free_slot(kvs_pager *pager, uint32_t slot);
+/* Forget resident pages [begin, end) of one layer of the current sequence. */
+void kvs_pager_forget_pages(kvs_pager *pager, uint32_t layer, uint64_t begin, uint64_t end);
+
+/* pager_pass.c */
+uint64_t kvs_pager_prefix(const kvs_pager *pager, uint32_t layer, uint64_t tail_first, uint64_t active_pages);
+kvs_status kvs_pager_cancel_ring(kvs_pager *pager);
+
+/* pager_publish.c */
+/* Queue rows of the pages [first, end) of the current sequence that history does not have. */
+kvs_status kvs_pager_publish(kvs_pager *pager, uint64_t first_page, uint64_t end_page);
+/* Wait until what was queued is in history, trying once more after a failure, and say so in the page columns. */
+kvs_status kvs_pager_settle(kvs_pager *pager);
+
+#endif
