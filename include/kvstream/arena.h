@@ -72,12 +72,13 @@ kvs_status kvs_arena_create_over(kvs_buffer *buffer, uint64_t alignment_bytes, k
 void kvs_arena_release(kvs_arena *arena);
 
 /* Open a layout transaction: staged regions start empty, or as a copy of the committed persistent ones
- * (KVS_BEGIN_KEEP_PERSISTENT). thread: owner of the layout. errors: EBUSY one is open; EINVAL flags; ECLOSED */
+ * (KVS_BEGIN_KEEP_PERSISTENT). thread: owner of the layout. errors: EBUSY one is open; EINVAL flags; ECLOSED;
+ * ENOMEM */
 kvs_status kvs_arena_begin(kvs_arena *arena, uint32_t flags);
 
 /* Stage a region at the lowest address that fits (first fit). On success `region->offset_bytes` and `alignment_bytes`
  * hold what was chosen. thread: owner of the layout.
- * errors: EINVAL not building, size 0, bad flags or alignment, duplicate id; ENOSPACE no hole (nothing staged) */
+ * errors: EINVAL not building, size 0, bad flags or alignment, duplicate id; ENOSPACE no hole; ENOMEM (nothing staged) */
 kvs_status kvs_arena_reserve(kvs_arena *arena, kvs_region *region);
 
 /* Stage a region at region->offset_bytes. errors: as kvs_arena_reserve, and EINVAL misaligned, EBUSY overlap */

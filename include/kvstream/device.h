@@ -139,7 +139,8 @@ kvs_status kvs_host_write_wait(kvs_host *host, uint64_t offset, const void *byte
  * own: caller. thread: any. errors: ENOMEM; EINVAL; the hook's */
 kvs_status kvs_fence_create(kvs_device *device, kvs_fence **fence);
 
-/* thread: any. NULL is ignored */
+/* A fence that loses its last claim before it is signalled completes with KVS_ECANCELLED: nobody is left who could do it.
+ * thread: any. NULL is ignored */
 void kvs_fence_retain(kvs_fence *fence);
 void kvs_fence_release(kvs_fence *fence);
 

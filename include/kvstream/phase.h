@@ -4,6 +4,9 @@
  * consumers step by step: prepare, stop, drain, invalidate, release; then one layout commit; then bind, activate. A
  * failure at any point runs the undo of every step done so far in reverse order and restores the old layout; when an
  * undo fails too the coordinator is poisoned and says so, and the first failure is kept.
+ *
+ * The arena refuses leases from stop until the layout is committed, and again while bind and activate are undone: nobody
+ * else's claim can come between. It must be open when a transition starts.
  */
 #ifndef KVSTREAM_PHASE_H
 #define KVSTREAM_PHASE_H
@@ -58,7 +61,7 @@ typedef struct kvs_phase_region {
 typedef struct kvs_coordinator_info {
     uint32_t struct_size;
     uint32_t state; /* kvs_coordinator_state */
-    uint32_t phase; /* active one; UINT32_MAX before the first transition */
+    uint32_t phase; /* active one; UINT32_MAX before the first transition and while poisoned */
     uint32_t n_phases;
     uint32_t n_consumers;
     int32_t failed_step;     /* kvs_phase_step of the newest failed transition, -1 none */
@@ -84,8 +87,9 @@ kvs_status kvs_coordinator_add_phase(kvs_coordinator *coordinator, const kvs_pha
 kvs_status kvs_coordinator_add_consumer(kvs_coordinator *coordinator, const kvs_consumer *consumer);
 
 /* Move to a phase. Moving to the active phase is a success that calls nobody.
- * thread: owner. errors: EBUSY executing or re-entered; ENOTFOUND phase; EPOISONED; ECANCELLED; else the status of the
- * step that failed, the old layout being restored */
+ * thread: owner. errors: EBUSY executing, re-entered or arena quiesced; ENOTFOUND phase; ECLOSED; EPOISONED also when an
+ * undo fails; ECANCELLED; ESTALE somebody else committed a layout meanwhile; else the status of the step that failed, the
+ * old layout being restored */
 kvs_status kvs_coordinator_transition(kvs_coordinator *coordinator, uint32_t phase);
 
 /* Ask a running transition to stop before its next callback and undo. No effect outside one. thread: any */

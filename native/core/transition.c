@@ -74,8 +74,9 @@ static kvs_status run_step(move *move, int step, kvs_failure *failure)
     kvs_coordinator *coordinator = move->coordinator;
     const uint32_t n_callbacks = step == KVS_STEP_COMMIT ? 0 : coordinator->n_consumers;
     *failure = (kvs_failure){.step = step, .consumer = -1};
-    kvs_status status = is_cancelled(coordinator) ? KVS_ECANCELLED : run_own(move, step);
-    if (status < 0 && status != KVS_ECANCELLED) {
+    const bool stops = step == KVS_STEP_COMMIT && is_cancelled(coordinator);
+    kvs_status status = stops ? KVS_ECANCELLED : run_own(move, step);
+    if (status != KVS_OK && !stops) {
         (void)kvs_device_last_error(coordinator->device, move->text, sizeof move->text);
     }
     for (uint32_t i = 0; status == KVS_OK && i < n_callbacks; i++) {
@@ -84,6 +85,18 @@ static kvs_status run_step(move *move, int step, kvs_failure *failure)
     }
     failure->status = status;
     return status;
+}
+
+/* How many consumers have done `step` when a move has stopped at `failure`. */
+static uint32_t n_done(const kvs_coordinator *coordinator, const kvs_failure *failure, int step)
+{
+    if (step == KVS_STEP_COMMIT) {
+        return 0;
+    }
+    if (step < failure->step) {
+        return coordinator->n_consumers;
+    }
+    return failure->consumer < 0 ? 0 : (uint32_t)failure->consumer;
 }
 
 /* Take back what `failure` left behind; on failure, it receives where that stopped. */
@@ -101,11 +114,7 @@ static kvs_status undo_all(move *move, const kvs_failure *failure, kvs_failure *
             kvs_arena_reopen(arena);
         }
         *stopped = (kvs_failure){.step = step, .consumer = -1, .status = status};
-        const bool is_first = step == failure->step;
-        const uint32_t n_done = !is_first               ? coordinator->n_consumers
-                                : failure->consumer < 0 ? 0
-                                                        : (uint32_t)failure->consumer;
-        for (uint32_t i = step == KVS_STEP_COMMIT ? 0 : n_done; status == KVS_OK && i > 0; i--) {
+        for (uint32_t i = n_done(coordinator, failure, step); status == KVS_OK && i > 0; i--) {
             status = undo_one(move, step, i - 1);
             *stopped = (kvs_failure){.step = step, .consumer = (int32_t)i - 1, .status = status};
         }
@@ -159,6 +168,7 @@ static kvs_status fail_back(move *move, const kvs_failure *failure)
                         step_name(failure->step), failure->consumer, move->phase,
                         kvs_status_name(failure->status), colon, move->text);
     }
+    (void)kvs_arena_quiesce(coordinator->arena);
     leave(coordinator, KVS_COORDINATOR_POISONED, UINT32_MAX);
     return kvs_fail(coordinator->device, KVS_EPOISONED,
                     "undo of step %s (consumer %d) failed with %s, after step %s (consumer %d) "
@@ -267,9 +277,7 @@ static kvs_status rebuild_consumers(move *move)
             continue;
         }
         for (int back = step; back >= KVS_STEP_BIND; back--) {
-            const uint32_t n_done =
-                back < step ? move->coordinator->n_consumers : (uint32_t)failure.consumer;
-            for (uint32_t i = n_done; i > 0; i--) {
+            for (uint32_t i = n_done(move->coordinator, &failure, back); i > 0; i--) {
                 /* Poisoned it is and stays: a second failure changes nothing. */
                 (void)undo_one(move, back, i - 1);
             }
