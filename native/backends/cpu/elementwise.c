@@ -4,6 +4,7 @@
 #include "backends/cpu/elementwise_rows.h"
 #include "backends/cpu/half.h"
 #include "backends/cpu/panel_layout.h"
+#include "kvstream/device.h"
 
 #include <string.h>
 
