@@ -1,5 +1,3 @@
-#define _GNU_SOURCE /* MAP_ANONYMOUS, MAP_NORESERVE */
-
 #include "backends/cpu/hostmap.h"
 
 #include <stdlib.h>
