@@ -33,7 +33,7 @@ class Budget:
         self._emitted = 0
         self._built = MAX_BUILT_CHARS + 128 * n_chars
         self._steps = MAX_STEPS + 256 * n_values
-        self._max_items = MAX_ITEMS + n_values
+        self._max_items = MAX_ITEMS + n_values + n_chars
 
     def step(self, n: int = 1) -> None:
         """Pay for ``n`` units of work."""

