@@ -1,0 +1,138 @@
+"""A device, its host history memory and its fault hook.
+
+Source: ``include/kvstream/device.h``.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from pykvstream._ffi import ffi, lib
+from pykvstream.core.handle import Handle
+from pykvstream.core.status import check, make_struct
+
+
+class DeviceFlag(enum.IntFlag):
+    """How a device behaves; see ``kvs_device_flag``."""
+
+    NONE = 0
+    DEFERRED = lib.KVS_DEVICE_DEFERRED
+    POISON_RELEASED = lib.KVS_DEVICE_POISON_RELEASED
+    STRICT_HISTORY = lib.KVS_DEVICE_STRICT_HISTORY
+    REFERENCE_OPS = lib.KVS_DEVICE_REFERENCE_OPS
+
+
+class Isa(enum.IntEnum):
+    """Instruction sets of the CPU backend, in rising order."""
+
+    BEST = lib.KVS_ISA_BEST
+    REFERENCE = lib.KVS_ISA_REFERENCE
+    AVX2 = lib.KVS_ISA_AVX2
+    AVX512 = lib.KVS_ISA_AVX512
+
+
+class HookPoint(enum.IntEnum):
+    """Points at which an injected fault can strike."""
+
+    ALLOC = lib.KVS_HOOK_ALLOC
+    COPY = lib.KVS_HOOK_COPY
+    FENCE = lib.KVS_HOOK_FENCE
+    OP = lib.KVS_HOOK_OP
+
+
+SKIP_COPY: int = lib.KVS_PENDING
+"""Answer of a hook at ``HookPoint.COPY``: report success without copying a byte."""
+
+Hook = Callable[[HookPoint, int], int]
+"""``hook(point, index)`` returns 0 to go on or a negative status to fail there."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceInfo:
+    """What a device holds and has done; bytes and counts."""
+
+    n_threads: int
+    isa: Isa
+    device_bytes: int
+    device_peak_bytes: int
+    host_bytes: int
+    host_touched_bytes: int
+    live_objects: int
+    copies: int
+    copied_bytes: int
+
+
+class Device(Handle):
+    """The CPU as a device, with ``n_threads`` compute threads (0: one per core) and a copy thread.
+
+    Raises ``Unsupported`` for an instruction set that this machine lacks.
+    """
+
+    __slots__ = ("_hook_handle",)
+
+    def __init__(
+        self,
+        n_threads: int = 0,
+        *,
+        flags: DeviceFlag = DeviceFlag.NONE,
+        isa: Isa = Isa.BEST,
+        schedule_seed: int = 0,
+    ) -> None:
+        desc = make_struct(
+            "kvs_device_desc",
+            flags=int(flags),
+            backend=lib.KVS_BACKEND_CPU,
+            n_threads=n_threads,
+            isa=int(isa),
+            schedule_seed=schedule_seed,
+        )
+        out = ffi.new("kvs_device **")
+        check(lib.kvs_device_create(desc, out))
+        self._hook_handle: Any = None
+        super().__init__(out[0], lib.kvs_device_release)
+
+    @property
+    def info(self) -> DeviceInfo:
+        info = make_struct("kvs_device_info")
+        check(lib.kvs_device_get_info(self.ptr, info), self.ptr)
+        return DeviceInfo(
+            n_threads=info.n_threads,
+            isa=Isa(info.isa),
+            device_bytes=info.device_bytes,
+            device_peak_bytes=info.device_peak_bytes,
+            host_bytes=info.host_bytes,
+            host_touched_bytes=info.host_touched_bytes,
+            live_objects=info.live_objects,
+            copies=info.copies,
+            copied_bytes=info.copied_bytes,
+        )
+
+    def set_hook(self, hook: Hook | None) -> None:
+        """Install or remove the fault hook; never while a pass runs."""
+        if hook is None:
+            check(lib.kvs_device_set_hook(self.ptr, ffi.NULL, ffi.NULL), self.ptr)
+            self._hook_handle = None
+            return
+        handle = ffi.new_handle(hook)
+        check(lib.kvs_device_set_hook(self.ptr, lib.kvs_py_hook, handle), self.ptr)
+        self._hook_handle = handle
+
+    def run_copies(self, limit: int) -> int:
+        """Deferred mode: run up to ``limit`` queued copies; returns how many ran."""
+        ran = ffi.new("uint32_t *")
+        check(lib.kvs_device_run_copies(self.ptr, limit, ran), self.ptr)
+        count: int = ran[0]
+        return count
+
+    def drain(self) -> None:
+        """Wait until both copy queues are empty."""
+        check(lib.kvs_device_drain(self.ptr), self.ptr)
+
+
+@ffi.def_extern(name="kvs_py_hook", error=lib.KVS_EINVAL)  # type: ignore[untyped-decorator]
+def _run_hook(user: Any, point: int, index: int) -> int:
+    hook: Hook = ffi.from_handle(user)
+    return hook(HookPoint(point), index)

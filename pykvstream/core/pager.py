@@ -1,0 +1,147 @@
+"""Which pages of a sequence lie on the device, and passes over them.
+
+Source: ``include/kvstream/pager.h``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pykvstream._ffi import ffi, lib
+from pykvstream.core.arena import Lease
+from pykvstream.core.device import Device
+from pykvstream.core.handle import Handle
+from pykvstream.core.kv import Cache, Seq
+from pykvstream.core.status import check, make_struct
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Division of a pool: resident pages per layer (tail included) and ring slots; ``max_rows`` bounds a pass."""
+
+    resident_pages: tuple[int, ...]
+    ring_slots: int
+    max_rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class PagerInfo:
+    """Counters since creation, pages and bytes; see ``kvs_pager_info``."""
+
+    n_slots: int
+    ring_slots: int
+    resident_pages: int
+    placement_generation: int
+    streamed_pages: int
+    streamed_bytes: int
+    loaded_pages: int
+    loaded_bytes: int
+    published_bytes: int
+    copies: int
+    stalls: int
+    stall_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What a pass will find: pages of all layers, bytes."""
+
+    active_pages: int
+    resident_pages: int
+    streamed_pages: int
+    streamed_bytes: int
+
+
+def _placement(placement: Placement) -> tuple[Any, Any]:
+    pages = ffi.new("uint32_t[]", placement.resident_pages)
+    desc = make_struct(
+        "kvs_placement",
+        n_layers=len(placement.resident_pages),
+        resident_pages=pages,
+        ring_slots=placement.ring_slots,
+        max_rows=placement.max_rows,
+    )
+    return desc, pages
+
+
+class Pager(Handle):
+    """Pages the sequences of one cache in and out of a pool region."""
+
+    __slots__ = ("_device",)
+
+    def __init__(self, device: Device, cache: Cache) -> None:
+        out = ffi.new("kvs_pager **")
+        check(lib.kvs_pager_create(cache.ptr, out), device.ptr)
+        self._device = device
+        super().__init__(out[0], lib.kvs_pager_release)
+
+    def _check(self, status: int) -> None:
+        check(status, self._device.ptr)
+
+    def attach(self, pool: Lease, placement: Placement) -> None:
+        """Take a pool and divide it. Raises ``NoSpace`` with slots needed and held."""
+        desc, _pages = _placement(placement)
+        self._check(lib.kvs_pager_attach(self.ptr, pool.ptr, desc))
+
+    def place(self, placement: Placement) -> None:
+        """Divide the attached pool anew."""
+        desc, _pages = _placement(placement)
+        self._check(lib.kvs_pager_place(self.ptr, desc))
+
+    def detach(self) -> None:
+        """Give the pool back; pages at unchanged addresses are found again at the next ``attach``."""
+        self._check(lib.kvs_pager_detach(self.ptr))
+
+    def forget(self) -> None:
+        """Forget every resident page."""
+        self._check(lib.kvs_pager_forget(self.ptr))
+
+    def begin(self, seq: Seq, n_rows: int) -> None:
+        """Open a pass over ``n_rows`` new rows."""
+        self._check(lib.kvs_pager_begin(self.ptr, seq.ptr, n_rows))
+
+    def end(self, n_rows: int) -> None:
+        """Commit the first ``n_rows`` rows of the open pass; 0 aborts it."""
+        self._check(lib.kvs_pager_end(self.ptr, n_rows))
+
+    def truncate(self, seq: Seq, n_tokens: int) -> None:
+        """Keep the first ``n_tokens`` tokens of the sequence."""
+        self._check(lib.kvs_pager_truncate(self.ptr, seq.ptr, n_tokens))
+
+    def publish_wait(self) -> None:
+        """Wait until every committed row is in host history."""
+        self._check(lib.kvs_pager_publish_wait(self.ptr))
+
+    def drop(self, seq: Seq) -> None:
+        """Forget a sequence that is about to be closed."""
+        self._check(lib.kvs_pager_drop(self.ptr, seq.ptr))
+
+    def forecast(self, seq: Seq, n_rows: int) -> Forecast:
+        """What the next pass of ``n_rows`` rows will find; nothing moves."""
+        out = make_struct("kvs_pass_forecast")
+        self._check(lib.kvs_pager_forecast(self.ptr, seq.ptr, n_rows, out))
+        return Forecast(out.active_pages, out.resident_pages, out.streamed_pages, out.streamed_bytes)
+
+    @property
+    def info(self) -> PagerInfo:
+        out = make_struct("kvs_pager_info")
+        self._check(lib.kvs_pager_get_info(self.ptr, out))
+        return PagerInfo(
+            n_slots=out.n_slots,
+            ring_slots=out.ring_slots,
+            resident_pages=out.resident_pages,
+            placement_generation=out.placement_generation,
+            streamed_pages=out.streamed_pages,
+            streamed_bytes=out.streamed_bytes,
+            loaded_pages=out.loaded_pages,
+            loaded_bytes=out.loaded_bytes,
+            published_bytes=out.published_bytes,
+            copies=out.copies,
+            stalls=out.stalls,
+            stall_ns=out.stall_ns,
+        )
+
+    def check_integrity(self) -> None:
+        """Recompute every invariant. Raises ``IntegrityError``."""
+        self._check(lib.kvs_pager_check_integrity(self.ptr))
