@@ -122,6 +122,8 @@ class ChatTemplate:
     ) -> tuple[str, bytes, list[str]]:
         """Return the prompt, one byte a character that is 1 where the template wrote it, and all inputs."""
         inputs = _Inputs()
+        if reserved := kwargs.keys() & self._own.keys():
+            raise InvalidArgument(f"{sorted(reserved)[0]} comes from the vocabulary and cannot be passed")
         variables: dict[str, object] = {
             **{name: inputs.copy(value, name) for name, value in kwargs.items()},
             "messages": inputs.messages(messages),

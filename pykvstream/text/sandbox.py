@@ -369,7 +369,7 @@ class PromptEnvironment(ImmutableSandboxedEnvironment):
         self.budget.items(len(lines))
         skip = 0 if first else 1
         indented = [by + line if i >= skip and (line or blank) else line for i, line in enumerate(lines)]
-        return self._join(trusted("\n"), indented)
+        return self._join("\n", indented)
 
     def _tojson(
         self, value: Any, ensure_ascii: bool = False, indent: int | None = None,

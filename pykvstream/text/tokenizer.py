@@ -15,7 +15,7 @@ vocabulary whose merges spell a user-defined token still reaches it that way: th
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeAlias, TypeGuard
@@ -30,6 +30,7 @@ from pykvstream.text.pretokenizers import PRE_TOKENIZERS, PreTokenizer
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
 MAX_TEXT_CHARS = 1 << 25
+MAX_SPECIAL_CHARS = 512
 # The regular expression engine gives up after ten million retries in one match, and a run of white space
 # costs two or three for each character; every other class is matched without retries.
 MAX_WHITESPACE_RUN = 1 << 20
@@ -151,7 +152,36 @@ def _merges(metadata: Mapping[str, object], ids: Mapping[str, int], types: bytes
     return tuple(merges)
 
 
-@dataclass(frozen=True)
+class _Specials:
+    """Finds the texts of special tokens: by first character, then by the lengths known for it, longest first."""
+
+    __slots__ = ("_first", "_ids", "_lengths", "foreign")
+
+    def __init__(self, ids: Mapping[str, int]) -> None:
+        self._ids = ids
+        lengths: dict[str, set[int]] = {}
+        for text in ids:
+            lengths.setdefault(text[0], set()).add(len(text))
+        self._lengths = {first: sorted(known, reverse=True) for first, known in lengths.items()}
+        self._first = re.compile("[" + "".join(map(re.escape, lengths)) + "]")
+        used = set().union(*ids)
+        self.foreign = next(point for point in range(0x10FFFF, 0, -1) if chr(point) not in used)
+
+    def spans(self, text: str) -> Iterator[tuple[int, int, int]]:
+        """Yield ``(start, end, id)`` from the left."""
+        at = 0
+        while (hit := self._first.search(text, at)) is not None:
+            start = hit.start()
+            at = start + 1
+            for length in self._lengths[text[start]]:
+                token = self._ids.get(text[start : start + length])
+                if token is not None:
+                    at = start + length
+                    yield start, at, token
+                    break
+
+
+@dataclass(frozen=True, eq=False)
 class Tokenizer:
     """A byte-level BPE vocabulary; build it with ``from_metadata``.
 
@@ -202,6 +232,7 @@ class Tokenizer:
             raise FormatError("a leading token is asked for but not named", key=_KEY + "bos_token_id")
         if add_eos and eos is None:
             raise FormatError("a trailing token is asked for but not named", key=_KEY + "eos_token_id")
+        _refuse_long_specials(tokens, types)
         merges = _merges(metadata, ids, bytes(types))
         kinds, eogs = bytes(types), frozenset(eog)
         return cls(tokens, kinds, merges, rule, n_vocab_rows, bos, eos, eogs, add_bos, add_eos, ids)
@@ -240,13 +271,14 @@ class Tokenizer:
         With ``marks``, one byte a character, only characters whose mark is not 0 can be part of one; the
         others cannot even make a longer token out of a shorter one.
         """
-        if self._special_pattern is None:
+        specials = self._specials
+        if specials is None:
             return []
         if marks is not None:
             points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32).copy()
-            points[np.frombuffer(marks, np.uint8) == 0] = ord(self._foreign_char)
+            points[np.frombuffer(marks, np.uint8) == 0] = specials.foreign
             text = points.tobytes().decode("utf-32-le", "surrogatepass")
-        return [(m.start(), m.end(), self._ids[m.group()]) for m in self._special_pattern.finditer(text)]
+        return list(specials.spans(text))
 
     def encode_spans(self, text: str, spans: Iterable[tuple[int, int, int]]) -> list[int]:
         """Encode ``text`` with ascending, disjoint ``(start, end, id)`` replaced by ids, the rest plain."""
@@ -281,18 +313,11 @@ class Tokenizer:
         return b"".join(self.token_bytes(i, specials=specials) for i in ids).decode("utf-8", "replace")
 
     @cached_property
-    def _special_pattern(self) -> re.Pattern[str] | None:
+    def _specials(self) -> _Specials | None:
         kinds = (CONTROL, USER_DEFINED)
-        texts = [t for t, kind in zip(self.tokens, self.types, strict=True) if kind in kinds and t]
-        texts.sort(key=len, reverse=True)
-        return re.compile("|".join(map(re.escape, texts))) if texts else None
-
-    @cached_property
-    def _foreign_char(self) -> str:
-        """Return a character that no special token has."""
-        assert self._special_pattern is not None
-        used = set(self._special_pattern.pattern)
-        return next(c for c in map(chr, range(0x10FFFF, 0, -1)) if c not in used)
+        pairs = enumerate(zip(self.tokens, self.types, strict=True))
+        ids = {text: i for i, (text, kind) in pairs if kind in kinds and text}
+        return _Specials(ids) if ids else None
 
     @cached_property
     def _backend(self) -> _Backend:
@@ -332,6 +357,13 @@ def _refuse_duplicates(tokens: Sequence[str], ids: Mapping[str, int]) -> None:
     for i, token in enumerate(tokens):
         if ids[token] != i:
             raise FormatError(f"token {token[:80]!r} stands at {i} and at {ids[token]}", key=_KEY + "tokens")
+
+
+def _refuse_long_specials(tokens: Sequence[str], types: Sequence[int]) -> None:
+    for i, (token, kind) in enumerate(zip(tokens, types, strict=True)):
+        if kind in (CONTROL, USER_DEFINED) and len(token) > MAX_SPECIAL_CHARS:
+            message = f"special token {i} has {len(token)} characters, at most {MAX_SPECIAL_CHARS} may be"
+            raise FormatError(message, key=_KEY + "tokens")
 
 
 def _check_text(text: str) -> None:

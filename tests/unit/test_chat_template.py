@@ -234,6 +234,11 @@ def test_bos_is_added_once_where_declared() -> None:
         assert ids == [tokenizer.bos_id, *tokenizer.encode("a")]
 
 
+def test_vocabulary_texts_cannot_be_passed_as_keywords() -> None:
+    with pytest.raises(InvalidArgument, match="eos_token"):
+        ChatTemplate(CHATML).render([], eos_token="<|im_end|>")
+
+
 def test_raise_exception_refuses_with_its_message() -> None:
     with pytest.raises(InvalidArgument, match=r"No messages\."):
         ChatTemplate(HYBRID).render([])
@@ -276,7 +281,7 @@ HOSTILE = {
     "shared list changed": grow(
         "[1]", "[ns.v, ns.v]", "{% for i in [1] %}{{ loop.changed(ns.v) }}{% endfor %}"
     ),
-    "deep tuple": "{% set ns = namespace(v=1) %}{% for i in range(9999) %}{% set ns.v = (ns.v,) %}{% endfor %}"
+    "deep tuple": "{% set ns = namespace(v=1) %}{% for i in range(999) %}{% set ns.v = (ns.v,) %}{% endfor %}"
     "{{ [ns.v]|unique|list }}",
     "percent width": "{{ '%999999999d' % 1 }}",
     "percent star": "{{ '%*d' % (10**9, 1) }}",

@@ -183,8 +183,13 @@ def test_merge_table_is_built_on_first_use_only() -> None:
 )
 def test_malformed_vocabulary_is_refused_by_key(name: str, value: object, key: str) -> None:
     with pytest.raises(FormatError) as caught:
-        make(**{name: value})
+        make(**{name: value})  # type: ignore[arg-type]
     assert caught.value.key == K + key
+
+
+def test_special_token_of_unbounded_length_is_refused() -> None:
+    with pytest.raises(FormatError, match="600 characters"):
+        Tokenizer.from_metadata(vocabulary(specials=[("x" * 600, 3)]), 10_000)
 
 
 def test_merge_into_control_token_is_refused() -> None:
@@ -202,7 +207,7 @@ def test_vocabulary_larger_than_logits_is_refused_with_both_numbers() -> None:
 @pytest.mark.parametrize(("name", "value"), [("model", "llama"), ("pre", "deepseek-llm"), ("pre", 3)])
 def test_other_tokenizers_are_refused_by_name(name: str, value: object) -> None:
     with pytest.raises(Unsupported, match=str(value)) as caught:
-        make(**{name: value})
+        make(**{name: value})  # type: ignore[arg-type]
     assert "gpt2" in str(caught.value)
 
 
