@@ -151,7 +151,7 @@ class Tape(Handle):
     def add_op(self, op: Op) -> None:
         """Append an operation. Raises ``InvalidArgument`` naming operation and operand."""
         desc = make_struct("kvs_op_desc", code=int(op.code), layer=op.layer)
-        _fill(desc.__getattribute__("in"), op.inputs, NONE)
+        _fill(getattr(desc, "in"), op.inputs, NONE)
         _fill(desc.out, op.outputs, NONE)
         _fill(desc.weights, op.weights, NONE)
         _fill(desc.u, op.u, 0)

@@ -1,0 +1,105 @@
+"""Nodes that one kernel does in one go. No rule changes a bit: each fused kernel performs the same operations in the same order.
+
+Order of rules: neighbouring linears of one input become one matmul of up to three parts; a norm that only such a matmul reads
+becomes its prologue; gate and up that only a swiglu reads get it as epilogue; a linear that only an add reads adds itself.
+Holds: ``fuse``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pykvstream.core.tape import OpCode
+from pykvstream.graph.values import Graph, Node
+
+_MAX_PARTS = 3
+_ADD, _SWIGLU = 1, 2
+
+
+def fuse(graph: Graph) -> Graph:
+    """Apply every rule once."""
+    for rule in (_merge_linears, _fuse_norms, _fuse_swiglu, _fuse_adds):
+        graph = replace(graph, nodes=rule(graph))
+    return graph
+
+
+def _is_plain_matmul(node: Node) -> bool:
+    return node.code is OpCode.MATMUL and node.u[1] == 0 and not node.vectors
+
+
+def _merge_linears(graph: Graph) -> tuple[Node, ...]:
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        last = nodes[-1] if nodes else None
+        if (
+            last is not None
+            and _is_plain_matmul(node)
+            and _is_plain_matmul(last)
+            and last.inputs == node.inputs
+            and len(last.weights) < _MAX_PARTS
+        ):
+            weights = last.weights + node.weights
+            nodes[-1] = replace(last, outputs=last.outputs + node.outputs, weights=weights, u=(len(weights), 0))
+        else:
+            nodes.append(node)
+    return tuple(nodes)
+
+
+def _fuse_norms(graph: Graph) -> tuple[Node, ...]:
+    uses = graph.uses()
+    outputs = {value.index for value in graph.outputs}
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        last = nodes[-1] if nodes else None
+        if (
+            last is not None
+            and last.code is OpCode.NORM
+            and last.u[0] == 0
+            and _is_plain_matmul(node)
+            and node.inputs == last.outputs
+            and uses[last.outputs[0].index] == 1
+            and last.outputs[0].index not in outputs
+        ):
+            nodes[-1] = replace(node, inputs=last.inputs, vectors=last.vectors, f=last.f)
+        else:
+            nodes.append(node)
+    return tuple(nodes)
+
+
+def _fuse_swiglu(graph: Graph) -> tuple[Node, ...]:
+    uses = graph.uses()
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        last = nodes[-1] if nodes else None
+        if (
+            last is not None
+            and node.code is OpCode.SWIGLU
+            and last.code is OpCode.MATMUL
+            and last.u == (2, 0)
+            and node.inputs == last.outputs
+            and all(uses[value.index] == 1 for value in last.outputs)
+        ):
+            nodes[-1] = replace(last, outputs=node.outputs, u=(2, _SWIGLU))
+        else:
+            nodes.append(node)
+    return tuple(nodes)
+
+
+def _fuse_adds(graph: Graph) -> tuple[Node, ...]:
+    uses = graph.uses()
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        last = nodes[-1] if nodes else None
+        if (
+            last is not None
+            and node.code is OpCode.ADD
+            and _is_plain_matmul(last)
+            and len(last.weights) == 1
+            and node.inputs[0] == last.outputs[0]
+            and uses[last.outputs[0].index] == 1
+        ):
+            residual = node.inputs[1]
+            nodes[-1] = replace(last, inputs=(*last.inputs, residual), outputs=node.outputs, u=(1, _ADD), updates=True)
+        else:
+            nodes.append(node)
+    return tuple(nodes)

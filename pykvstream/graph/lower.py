@@ -1,0 +1,98 @@
+"""From nodes to tape records.
+
+Order: records follow the nodes. A node that updates its last input writes into the storage of that value, which is legal
+because nothing reads the value afterwards: that is checked here.
+Holds: ``lower``.
+"""
+
+from __future__ import annotations
+
+from pykvstream.core.device import Device
+from pykvstream.core.tape import NONE, Op, OpCode, Tape, TensorKind
+from pykvstream.errors import InvalidArgument
+from pykvstream.graph.fuse import fuse
+from pykvstream.graph.values import Graph, Node, Value, WeightSource
+
+_NORM_SLOT = 3
+
+
+def lower(
+    graph: Graph, weights: WeightSource, device: Device, *, max_rows: int, max_out_rows: int, fused: bool = True
+) -> Tape:
+    """Record and seal a tape for passes of up to ``max_rows`` rows. With ``fused=False`` each node stays an operation of its own:
+    slower, same bits."""
+    if fused:
+        graph = fuse(graph)
+    tape = Tape(device, max_rows, max_out_rows)
+    try:
+        _Lowering(graph, weights, tape).run()
+        tape.seal()
+    except BaseException:
+        tape.close()
+        raise
+    return tape
+
+
+class _Lowering:
+    def __init__(self, graph: Graph, weights: WeightSource, tape: Tape) -> None:
+        self._graph = graph
+        self._weights = weights
+        self._tape = tape
+        self._tensors: dict[int, int] = {}
+        self._weight_ids: dict[tuple[str, bool], int] = {}
+        self._ended: set[int] = set()
+        self._outputs = {value.index for value in graph.outputs}
+
+    def run(self) -> None:
+        for layer in self._graph.layers:
+            self._tape.add_layer(layer)
+        for node in self._graph.nodes:
+            self._tape.add_op(self._record(node))
+
+    def _record(self, node: Node) -> Op:
+        inputs = node.inputs[:-1] if node.updates else node.inputs
+        in_ids = tuple(self._read(value) for value in inputs)
+        out_ids = self._write(node)
+        return Op(
+            node.code,
+            in_ids,
+            out_ids,
+            self._weights_of(node),
+            layer=node.layer,
+            u=node.u,
+            f=node.f,
+            f64=node.f64,
+        )
+
+    def _read(self, value: Value) -> int:
+        if value.index in self._ended:
+            raise InvalidArgument(f"value {value.index} is read after an operation has replaced it")
+        return self._tensors[value.index]
+
+    def _write(self, node: Node) -> tuple[int, ...]:
+        if node.updates:
+            source, target = node.inputs[-1], node.outputs[0]
+            if target.index in self._outputs:
+                raise InvalidArgument("an output must be written by an operation of its own")
+            self._tensors[target.index] = self._read(source)
+            self._ended.add(source.index)
+        else:
+            for value in node.outputs:
+                kind = TensorKind.OUTPUT if value.index in self._outputs else TensorKind.WORK
+                self._tensors[value.index] = self._tape.add_tensor(value.cols, kind=kind, rows=value.rows)
+        return tuple(self._tensors[value.index] for value in node.outputs)
+
+    def _weights_of(self, node: Node) -> tuple[int, ...]:
+        panels = [self._weight_id(name, is_rows=False) for name in node.weights]
+        vectors = [self._weight_id(name, is_rows=True) for name in node.vectors]
+        if node.code is not OpCode.MATMUL:
+            return tuple(vectors)
+        padding = [NONE] * (_NORM_SLOT - len(panels))
+        return (*panels, *padding, *vectors)
+
+    def _weight_id(self, name: str, *, is_rows: bool) -> int:
+        key = (name, is_rows)
+        if key not in self._weight_ids:
+            weight = self._weights.rows(name) if is_rows else self._weights.panels(name)
+            self._weight_ids[key] = self._tape.add_weight(weight)
+        return self._weight_ids[key]

@@ -1,0 +1,80 @@
+"""The intermediate form between a model's code and a tape.
+
+Shapes: a ``Value`` is float32 ``[rows, cols]``; ``rows`` is one per token of a pass, or one per requested output row.
+Order: nodes are in execution order; each value is written by exactly one node (static single assignment).
+Holds: ``Value``, ``Node``, ``Graph``, ``WeightSource``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from pykvstream.core.kv import KvLayer
+from pykvstream.core.tape import OpCode, RowKind, Weight
+
+
+class WeightSource(Protocol):
+    """Where a graph's weights come from; each name is brought to the device once and shared by all tapes."""
+
+    def has(self, name: str) -> bool:
+        """Whether the file holds this tensor."""
+        ...
+
+    def shape(self, name: str) -> tuple[int, int]:
+        """``(n rows, k values per row)`` of a matrix; a vector is one row."""
+        ...
+
+    def panels(self, name: str) -> Weight:
+        """The matrix, repacked for matmul."""
+        ...
+
+    def rows(self, name: str) -> Weight:
+        """The matrix or vector as the file holds it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """One tensor: its number in the graph, columns, and what its rows are."""
+
+    index: int
+    cols: int
+    rows: RowKind = RowKind.PASS
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One operation. ``u``, ``f``, ``f64`` and ``layer`` are the parameters of ``kvs_op_desc``.
+
+    ``weights`` are matmul panels, ``vectors`` rows in file layout. ``updates`` says that output 0 continues in the storage of
+    the last input, whose value ends here.
+    """
+
+    code: OpCode
+    inputs: tuple[Value, ...] = ()
+    outputs: tuple[Value, ...] = ()
+    weights: tuple[str, ...] = ()
+    vectors: tuple[str, ...] = ()
+    layer: int = 0
+    u: tuple[int, ...] = ()
+    f: tuple[float, ...] = ()
+    f64: float = 0.0
+    updates: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """Nodes in order, the cache layers they name, and the values handed to the caller."""
+
+    nodes: tuple[Node, ...]
+    layers: tuple[KvLayer, ...]
+    outputs: tuple[Value, ...] = field(default=())
+
+    def uses(self) -> dict[int, int]:
+        """How many nodes read each value (by index)."""
+        counts: dict[int, int] = {}
+        for node in self.nodes:
+            for value in node.inputs:
+                counts[value.index] = counts.get(value.index, 0) + 1
+        return counts

@@ -1,0 +1,31 @@
+"""Model architectures: what a file says (``config``), which weights it has (``weights``), and the graph of each family.
+
+``build_graph`` is the one entry: it refuses an architecture that is not listed, by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pykvstream.core.kv import KvLayer
+from pykvstream.errors import Unsupported
+from pykvstream.graph import Graph, WeightSource
+from pykvstream.models import llama
+from pykvstream.models.config import ModelConfig
+from pykvstream.models.weights import FileWeights
+
+__all__ = ["ARCHITECTURES", "FileWeights", "ModelConfig", "build_graph"]
+
+_Builder = Callable[[ModelConfig, WeightSource, tuple[KvLayer, ...], "tuple[int, int]"], Graph]
+
+ARCHITECTURES: dict[str, _Builder] = {"llama": llama.build, "qwen3": llama.build}
+
+
+def build_graph(
+    config: ModelConfig, weights: WeightSource, layers: tuple[KvLayer, ...], rotation: tuple[int, int]
+) -> Graph:
+    """The graph of ``config.architecture``. ``rotation``: Hadamard block of K and V, 0 none."""
+    builder = ARCHITECTURES.get(config.architecture)
+    if builder is None:
+        raise Unsupported(f"architecture {config.architecture!r} is not supported; supported: {', '.join(ARCHITECTURES)}")
+    return builder(config, weights, layers, rotation)

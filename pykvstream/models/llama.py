@@ -1,0 +1,68 @@
+"""Dense pre-norm decoders: ``llama`` and ``qwen3``.
+
+    h = x + W_o attend(rope(q), rope(k), v),   q, k, v = W norm(x)
+    x' = h + W_down(silu(W_gate norm(h)) * W_up norm(h))
+
+``qwen3`` normalises each head of q and k before the rotation.
+Source: Touvron et al. 2023 (LLaMA); Qwen team 2025 (Qwen3 technical report); tensor names of the GGUF format.
+"""
+
+from __future__ import annotations
+
+import math
+
+from pykvstream.core.kv import KvLayer
+from pykvstream.graph import Graph, GraphBuilder, Value, WeightSource
+from pykvstream.models.config import ModelConfig
+
+
+def build(
+    config: ModelConfig, weights: WeightSource, layers: tuple[KvLayer, ...], rotation: tuple[int, int]
+) -> Graph:
+    """The whole model: tokens in, logits of the requested rows out, ``[m, n_vocab]``."""
+    g = GraphBuilder(weights, layers)
+    has_divisors = weights.has("rope_freqs.weight")
+    table = g.rope_table(
+        config.n_rot, config.rope_base, config.rope_scale, "rope_freqs.weight" if has_divisors else None
+    )
+    x = g.embed("token_embd.weight")
+    for i in range(config.n_layers):
+        x = g.add(x, _attention(g, config, i, x, table, rotation))
+        x = g.add(x, _feed_forward(g, config, i, x))
+    hidden = g.norm(g.gather(x), "output_norm.weight", config.norm_eps)
+    is_tied = not weights.has("output.weight")
+    g.output(g.linear(hidden, "token_embd.weight" if is_tied else "output.weight"))
+    return g.finish()
+
+
+def _attention(
+    g: GraphBuilder, config: ModelConfig, i: int, x: Value, table: Value, rotation: tuple[int, int]
+) -> Value:
+    block = f"blk.{i}."
+    h = g.norm(x, block + "attn_norm.weight", config.norm_eps)
+    q = g.linear(h, block + "attn_q.weight")
+    k = g.linear(h, block + "attn_k.weight")
+    v = g.linear(h, block + "attn_v.weight")
+    if config.architecture == "qwen3":
+        q = g.norm(q, block + "attn_q_norm.weight", config.norm_eps, group=config.head_dim_k)
+        k = g.norm(k, block + "attn_k_norm.weight", config.norm_eps, group=config.head_dim_k)
+    q = g.rope(q, table, config.head_dim_k, config.n_rot, config.rope_mode)
+    k = g.rope(k, table, config.head_dim_k, config.n_rot, config.rope_mode)
+    rotate_k, rotate_v = rotation
+    if rotate_k:
+        q, k = g.hadamard(q, rotate_k), g.hadamard(k, rotate_k)
+    if rotate_v:
+        v = g.hadamard(v, rotate_v)
+    g.kv_write(i, k, v)
+    out = g.attend(i, q, config.n_heads, 1.0 / math.sqrt(config.head_dim_k))
+    if rotate_v:
+        out = g.hadamard(out, rotate_v)
+    return g.linear(out, block + "attn_output.weight")
+
+
+def _feed_forward(g: GraphBuilder, config: ModelConfig, i: int, x: Value) -> Value:
+    block = f"blk.{i}."
+    h = g.norm(x, block + "ffn_norm.weight", config.norm_eps)
+    gate = g.linear(h, block + "ffn_gate.weight")
+    up = g.linear(h, block + "ffn_up.weight")
+    return g.linear(g.swiglu(gate, up), block + "ffn_down.weight")
