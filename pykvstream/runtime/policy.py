@@ -365,7 +365,7 @@ def step(config: PolicyConfig, state: PolicyState, observation: Observation) -> 
 def restore(
     config: PolicyConfig, pool: Pool, observation: Observation, costs: Costs | None = None
 ) -> Decision:
-    """Decide for a pool taken anew (a phase change): a fresh state, its averages carried over, and one step."""
+    """Decide for a pool taken anew (a phase change): a fresh state with known averages, and one step."""
     return step(config, initialize(config, pool, costs), observation)
 
 
