@@ -22,6 +22,8 @@ from typing import Any, NoReturn, cast
 from jinja2 import nodes
 from jinja2.compiler import CodeGenerator, Frame
 from jinja2.exceptions import SecurityError, TemplateRuntimeError
+from jinja2.ext import Extension
+from jinja2.parser import Parser
 from jinja2.runtime import BlockReference, Context, LoopContext, Macro, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Cycler, Joiner, Namespace, pass_context
@@ -79,6 +81,17 @@ class _OpaqueNamespace(Namespace):
         return "<namespace>"
 
 
+class _GenerationBlocks(Extension):
+    """``{% generation %}`` marks the model's turns for training; a prompt only has what is inside."""
+
+    tags = frozenset({"generation"})  # type: ignore[assignment]
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=line)
+
+
 class _Generator(CodeGenerator):
     """Marks the template's text and sends ``~``, ``[a:b]`` and keys through the environment."""
 
@@ -109,7 +122,7 @@ class PromptEnvironment(ImmutableSandboxedEnvironment):
         super().__init__(
             trim_blocks=True,
             lstrip_blocks=True,
-            extensions=["jinja2.ext.loopcontrols"],
+            extensions=["jinja2.ext.loopcontrols", _GenerationBlocks],
             optimized=False,
             cache_size=0,
             finalize=self._finalize,

@@ -153,7 +153,7 @@ def _merges(metadata: Mapping[str, object], ids: Mapping[str, int], types: bytes
 
 
 class _Specials:
-    """Finds the texts of special tokens: by first character, then by the lengths known for it, longest first."""
+    """Finds the texts of special tokens: by first character, then by known lengths, longest first."""
 
     __slots__ = ("_first", "_ids", "_lengths", "foreign")
 

@@ -234,6 +234,14 @@ def test_bos_is_added_once_where_declared() -> None:
         assert ids == [tokenizer.bos_id, *tokenizer.encode("a")]
 
 
+def test_generation_block_is_its_body() -> None:
+    assert rendered("a{% generation %}{% set x = 1 %}b{% endgeneration %}{{ x }}c") == "abc"
+
+
+def test_safe_text_does_not_escape_its_neighbours() -> None:
+    assert rendered("{{ '<b>'|safe + messages[0].content }}", ("user", "<'>")) == "<b><'>"
+
+
 def test_vocabulary_texts_cannot_be_passed_as_keywords() -> None:
     with pytest.raises(InvalidArgument, match="eos_token"):
         ChatTemplate(CHATML).render([], eos_token="<|im_end|>")
