@@ -196,7 +196,7 @@ static void split_iq4_xs(const uint8_t *bytes, kvs_block *block)
     uint32_t high = load_u16(bytes + 2);
     block->scale = load_u16(bytes);
     for (uint32_t b = 0; b < 8; b++) {
-        uint32_t low = bytes[4 + b / 2] >> (4 * (b % 2)) & 15u;
+        uint32_t low = (uint32_t)bytes[4 + b / 2] >> (4 * (b % 2)) & 15u;
         block->sub_scales[b] = (uint8_t)((low | (high >> (2 * b) & 3u) << 4) - 32u);
         split_nibbles(bytes + 8 + 16 * b, 16, block->codes + 32 * b);
     }
