@@ -190,7 +190,8 @@ GOLDENS = [
     ),
     Golden(
         "6593/16 395/273, 20% upload misses, 0/16 then 1/16 layer misses",
-        "unchanged then 394/289 + spread", "kept, without spread", "395/273 then 394/289", _layer_counters_win,
+        "unchanged then 394/289 + spread", "kept, without spread",
+        "395/273 then 394/289", _layer_counters_win,
     ),
     Golden(
         "160/16 9/16, 12% misses, busy .7, starved 3, then light x8",
