@@ -1,0 +1,38 @@
+"""Host history memory: address space that only the copy engine reaches.
+
+Source: ``include/kvstream/device.h``, ``kvs_host``.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pykvstream._ffi import ffi, lib
+from pykvstream.core.device import Device
+from pykvstream.core.handle import Handle
+from pykvstream.core.status import check
+
+
+class Host(Handle):
+    """``n_bytes`` of history, written and read through the copy engine alone."""
+
+    __slots__ = ("_device",)
+
+    def __init__(self, device: Device, n_bytes: int) -> None:
+        out = ffi.new("kvs_host **")
+        check(lib.kvs_host_create(device.ptr, n_bytes, out), device.ptr)
+        self._device = device
+        super().__init__(out[0], lib.kvs_host_release)
+
+    def read(self, offset: int, n_bytes: int) -> NDArray[np.uint8]:
+        """Copy bytes out. Raises ``NoSpace`` outside the memory."""
+        out = np.empty(n_bytes, np.uint8)
+        status = lib.kvs_host_read_wait(self.ptr, offset, ffi.from_buffer("uint8_t[]", out), n_bytes)
+        check(status, self._device.ptr)
+        return out
+
+    def write(self, offset: int, data: bytes | NDArray[np.uint8]) -> None:
+        """Copy bytes in. Raises ``NoSpace`` outside the memory."""
+        view = ffi.from_buffer("uint8_t[]", data)
+        check(lib.kvs_host_write_wait(self.ptr, offset, view, len(view)), self._device.ptr)
