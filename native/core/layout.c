@@ -100,7 +100,7 @@ static uint64_t hole_bytes(uint64_t start, uint64_t end, uint64_t alignment, uin
 
 kvs_status kvs_layout_place(kvs_layout *layout, const kvs_bounds *bounds, kvs_region *region)
 {
-    kvs_region made;
+    kvs_region made = {.struct_size = 0};
     const kvs_status status = prepare(layout, bounds, region, &made);
     if (status != KVS_OK) {
         return status;
@@ -130,7 +130,7 @@ kvs_status kvs_layout_place(kvs_layout *layout, const kvs_bounds *bounds, kvs_re
 
 kvs_status kvs_layout_place_at(kvs_layout *layout, const kvs_bounds *bounds, kvs_region *region)
 {
-    kvs_region made;
+    kvs_region made = {.struct_size = 0};
     const kvs_status status = prepare(layout, bounds, region, &made);
     if (status != KVS_OK) {
         return status;

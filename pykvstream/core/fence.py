@@ -1,0 +1,38 @@
+"""A fence that the caller signals.
+
+Source: ``include/kvstream/device.h``.
+"""
+
+from __future__ import annotations
+
+from pykvstream._ffi import ffi, lib
+from pykvstream.core.device import Device
+from pykvstream.core.handle import Handle
+from pykvstream.core.status import check
+
+_FOREVER = 2**64 - 1
+
+
+class Fence(Handle):
+    """Proves that the device has finished with something. Closed before it is signalled, it completes as cancelled."""
+
+    __slots__ = ("_device",)
+
+    def __init__(self, device: Device) -> None:
+        out = ffi.new("kvs_fence **")
+        check(lib.kvs_fence_create(device.ptr, out), device.ptr)
+        self._device = device.ptr
+        super().__init__(out[0], lib.kvs_fence_release)
+
+    def signal(self, status: int = 0) -> None:
+        """Complete it with 0 or a negative status; once."""
+        check(lib.kvs_fence_signal(self.ptr, status), self._device)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it completed. Raises the error of the status it completed with."""
+        return check(lib.kvs_fence_query(self.ptr)) != lib.KVS_PENDING
+
+    def wait(self, timeout_ns: int = _FOREVER) -> bool:
+        """Wait; False when the time is over first. Raises the error of the status it completed with."""
+        return check(lib.kvs_fence_wait(self.ptr, timeout_ns)) != lib.KVS_PENDING
