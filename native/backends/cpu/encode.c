@@ -126,7 +126,7 @@ kvs_status kvs_record_encode_rows(kvs_device *device, const kvs_kv_layer *layer,
                                   uint32_t n_rows, const float *k, const float *v)
 {
     kvs_record_info info = {.struct_size = sizeof info};
-    uint32_t isa;
+    uint32_t isa = KVS_ISA_REFERENCE;
     kvs_status status = open_rows(device, layer, record, first_row, n_rows, &info, &isa);
     if (status == KVS_OK && (k == NULL || v == NULL)) {
         status = kvs_fail(device, KVS_EINVAL, "no rows to encode");
@@ -143,7 +143,7 @@ kvs_status kvs_record_decode_rows(kvs_device *device, const kvs_kv_layer *layer,
                                   uint32_t first_row, uint32_t n_rows, float *k, float *v)
 {
     kvs_record_info info = {.struct_size = sizeof info};
-    uint32_t isa;
+    uint32_t isa = KVS_ISA_REFERENCE;
     kvs_status status = open_rows(device, layer, record, first_row, n_rows, &info, &isa);
     if (status == KVS_OK && (k == NULL || v == NULL)) {
         status = kvs_fail(device, KVS_EINVAL, "no room to decode into");
