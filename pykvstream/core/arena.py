@@ -82,7 +82,7 @@ class Lease(Handle):
         return Lease(ffi.cast("kvs_lease *", self.ptr), self._device)
 
     def retire(self, fence: Fence) -> None:
-        """Close it behind a fence: the region drains until the fence completes. Raises ``Busy`` when claims exist."""
+        """Close it behind a fence; the region drains until then. Raises ``Busy`` when other claims exist."""
         check(lib.kvs_lease_retire(self.ptr, fence.ptr), self._device)
         self._detach()
 
@@ -101,7 +101,7 @@ class Lease(Handle):
 
 
 class Arena(Handle):
-    """An arena over memory of its own, laid out by transactions: ``begin``, ``reserve``, ``commit`` or ``abort``."""
+    """An arena over memory of its own, laid out by ``begin``, ``reserve``, then ``commit`` or ``abort``."""
 
     __slots__ = ("_device",)
 
@@ -146,7 +146,7 @@ class Arena(Handle):
         return _to_region(region)
 
     def commit(self) -> None:
-        """Make the staged layout the committed one, or refuse it as a whole (``Busy``: a leased region changes)."""
+        """Make the staged layout the committed one. Raises ``Busy`` when a leased region would change."""
         check(lib.kvs_arena_commit(self.ptr), self._device)
 
     def abort(self) -> None:
@@ -163,7 +163,7 @@ class Arena(Handle):
     def regions(self) -> tuple[Region, ...]:
         """The committed regions in address order."""
         region = make_struct("kvs_region")
-        found = []
+        found: list[Region] = []
         while lib.kvs_arena_region_at(self.ptr, len(found), region) == lib.KVS_OK:
             found.append(_to_region(region))
         return tuple(found)

@@ -14,7 +14,7 @@ _FOREVER = 2**64 - 1
 
 
 class Fence(Handle):
-    """Proves that the device has finished with something. Closed before it is signalled, it completes as cancelled."""
+    """Proves that the device has finished. Closed before it is signalled, it completes as cancelled."""
 
     __slots__ = ("_device",)
 
@@ -31,8 +31,10 @@ class Fence(Handle):
     @property
     def is_complete(self) -> bool:
         """Whether it completed. Raises the error of the status it completed with."""
-        return check(lib.kvs_fence_query(self.ptr)) != lib.KVS_PENDING
+        status: int = check(lib.kvs_fence_query(self.ptr))
+        return status == 0
 
     def wait(self, timeout_ns: int = _FOREVER) -> bool:
         """Wait; False when the time is over first. Raises the error of the status it completed with."""
-        return check(lib.kvs_fence_wait(self.ptr, timeout_ns)) != lib.KVS_PENDING
+        status: int = check(lib.kvs_fence_wait(self.ptr, timeout_ns))
+        return status == 0

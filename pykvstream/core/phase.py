@@ -43,7 +43,7 @@ class CoordinatorState(enum.IntEnum):
 
 
 class Consumer(Protocol):
-    """Holds leases. ``run`` takes one step, whole or not at all; ``undo`` takes it back after a later failure."""
+    """Holds leases. ``run`` takes a step, whole or not at all; ``undo`` takes it back after a later failure."""
 
     def run(self, step: PhaseStep, phase: int) -> None: ...
     def undo(self, step: PhaseStep, phase: int) -> None: ...
@@ -102,7 +102,7 @@ class PhaseCoordinator(Handle):
         super().__init__(out[0], lib.kvs_coordinator_release)
 
     def add_phase(self, regions: Sequence[PhaseRegion]) -> int:
-        """Register a phase; returns its number, from 0. Raises ``NoSpace`` with both numbers when it cannot fit."""
+        """Register a phase; returns its number, from 0. Raises ``NoSpace`` when it cannot fit the arena."""
         items = ffi.new("kvs_phase_region[]", len(regions))
         for item, region in zip(items, regions, strict=True):
             item.id = region.id
@@ -126,7 +126,7 @@ class PhaseCoordinator(Handle):
     def transition(self, phase: int) -> None:
         """Move to a phase; to the active one, that is calling nobody.
 
-        On failure the old layout is restored and the error of the step is raised, from the exception of the consumer.
+        On failure the old layout is restored and the error of the step raised, from the consumer's exception.
         Raises ``Poisoned`` when that did not work; then ``rebuild``.
         """
         self._call(lib.kvs_coordinator_transition, phase)
@@ -184,7 +184,7 @@ class PhaseCoordinator(Handle):
 
 
 def _raise_from(error: KvStreamError, raised: list[BaseException]) -> NoReturn:
-    """Raise what a move ended with, from the first exception of a consumer; those of its undo become notes."""
+    """Raise what a move ended with, from the first exception of a consumer; later ones become notes."""
     first, *later = raised
     if not isinstance(first, Exception):
         raise first
