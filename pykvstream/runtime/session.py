@@ -1,0 +1,221 @@
+"""One conversation as tokens: what is in the cache, what waits to enter it, and passes that lose nothing when they fail.
+
+Shapes: logits are float32 ``[n, vocab rows]``.
+Holds: ``TokenSession``, ``SessionStats``.
+
+A token that was chosen but not yet run is *pending*: it belongs to the conversation, and the next pass runs it first.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pykvstream.core.kv import Seq
+from pykvstream.core.pager import PagerInfo
+from pykvstream.core.tape import CancelFlag
+from pykvstream.errors import Cancelled, ContextFull, InvalidArgument
+from pykvstream.runtime.layout import PAGE_TOKENS
+from pykvstream.runtime.target import Phase, Target, as_tokens
+
+LogitsWanted = Literal["last", "all", "none"]
+
+
+@dataclass(frozen=True, slots=True)
+class SessionStats:
+    """Counters of one session since it was made; bytes, pages, milliseconds, tokens per second."""
+
+    arena_bytes: int
+    history_bytes: int
+    page_tokens: int
+    resident_pages: int
+    ring_slots: int
+    streamed_bytes: int
+    loaded_bytes: int
+    copies: int
+    stall_ms: float
+    prefill_tokens: int
+    decode_tokens: int
+    prefill_tokens_per_s: float
+    decode_tokens_per_s: float
+
+    def as_dict(self) -> dict[str, int | float]:
+        return asdict(self)
+
+
+class _Meter:
+    """Adds up what passes cost, by phase."""
+
+    def __init__(self) -> None:
+        self.tokens = {phase: 0 for phase in Phase}
+        self.seconds = {phase: 0.0 for phase in Phase}
+        self.streamed_bytes = 0
+        self.loaded_bytes = 0
+        self.copies = 0
+        self.stall_ns = 0
+
+    def add(self, phase: Phase, n_tokens: int, seconds: float, before: PagerInfo, after: PagerInfo) -> None:
+        self.tokens[phase] += n_tokens
+        self.seconds[phase] += seconds
+        self.streamed_bytes += after.streamed_bytes - before.streamed_bytes
+        self.loaded_bytes += after.loaded_bytes - before.loaded_bytes
+        self.copies += after.copies - before.copies
+        self.stall_ns += after.stall_ns - before.stall_ns
+
+    def rate(self, phase: Phase) -> float:
+        return self.tokens[phase] / self.seconds[phase] if self.seconds[phase] > 0 else 0.0
+
+
+class TokenSession:
+    """A sequence of tokens on a target. One thread at a time; ``cancel`` from any."""
+
+    def __init__(self, target: Target, ctx_tokens: int, seq: Seq | None = None) -> None:
+        self._target = target
+        self._ctx_tokens = ctx_tokens
+        self._seq = target.sequence(ctx_tokens) if seq is None else seq
+        self._tokens: list[int] = []
+        self._cancel = CancelFlag()
+        self._meter = _Meter()
+
+    @property
+    def ctx_tokens(self) -> int:
+        return self._ctx_tokens
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """Every token of the conversation, pending ones included."""
+        return tuple(self._tokens)
+
+    @property
+    def n_cached(self) -> int:
+        """Tokens whose keys and values are in the cache."""
+        return self._seq.info.committed_tokens
+
+    def push(self, token: int) -> None:
+        """Append a chosen token; the next pass runs it."""
+        self._tokens.append(token)
+
+    def cancel(self) -> None:
+        """Stop the running pass, or the next one. Any thread."""
+        self._cancel.set()
+
+    def clear_cancel(self) -> None:
+        """Forget a cancellation that nothing was there to obey."""
+        self._cancel.clear()
+
+    def forward(
+        self,
+        token_ids: Sequence[int] | NDArray[np.uint32],
+        *,
+        logits: LogitsWanted = "last",
+        phase: Phase = Phase.PREFILL,
+        out: NDArray[np.float32] | None = None,
+    ) -> NDArray[np.float32]:
+        """Run pending tokens and ``token_ids``; returns logits ``[m, vocab rows]``.
+
+        ``logits="all"``: one row per token of ``token_ids`` (pending tokens have none); ``"last"``: one; ``"none"``: none. ``out``:
+        C-contiguous float32 of that shape to write into. Raises ``ContextFull`` before anything runs; after any error the session
+        is as it was before the call.
+        """
+        self._reconcile()
+        n_cached = self.n_cached
+        pending = self._tokens[n_cached:]
+        ids = as_tokens([*pending, *token_ids], self._target.n_vocab_rows)
+        if ids.size == 0:
+            raise InvalidArgument("no tokens to run")
+        if n_cached + ids.size > self._ctx_tokens:
+            raise ContextFull(
+                f"{ids.size} tokens after {n_cached} do not fit the context of {self._ctx_tokens}"
+            )
+        n_out = {"last": 1, "none": 0, "all": ids.size - len(pending)}[logits]
+        rows = _out_rows(out, n_out, self._target.n_vocab_rows)
+        first_out = int(ids.size) - n_out
+        before = len(self._tokens)
+        try:
+            self._run_chunks(ids, first_out, rows, phase)
+        except BaseException as error:
+            if isinstance(error, Cancelled):
+                self._cancel.clear()
+            del self._tokens[before:]
+            self._target.recover()
+            self._target.truncate(self._seq, n_cached)
+            raise
+        return rows
+
+    def _run_chunks(self, ids: NDArray[np.uint32], first_out: int, rows: NDArray[np.float32], phase: Phase) -> None:
+        self._target.enter(phase)
+        position = self.n_cached
+        done = 0
+        while done < ids.size:
+            n = self._target.chunk_rows(phase, position, int(ids.size) - done)
+            wanted = np.arange(max(first_out - done, 0), n, dtype=np.uint32)
+            begin = max(done - first_out, 0)
+            before = self._target.pager_info
+            started = time.perf_counter()
+            self._target.run(self._seq, ids[done : done + n], wanted, rows[begin : begin + wanted.size], self._cancel)
+            self._meter.add(phase, n, time.perf_counter() - started, before, self._target.pager_info)
+            done += n
+            position += n
+            self._tokens[position - n : position] = ids[done - n : done].tolist()
+
+    def _reconcile(self) -> None:
+        """An interrupt may have struck between two statements: the cache decides what was run."""
+        self._target.recover()
+
+    def truncate(self, n_tokens: int) -> None:
+        """Keep the first ``n_tokens`` tokens of the conversation."""
+        if not 0 <= n_tokens <= len(self._tokens):
+            raise InvalidArgument(f"cannot keep {n_tokens} of {len(self._tokens)} tokens")
+        self._reconcile()
+        if n_tokens < self.n_cached:
+            self._target.truncate(self._seq, n_tokens)
+        del self._tokens[n_tokens:]
+
+    def fork(self) -> TokenSession:
+        """A session with the same tokens; pages are shared until one of the two writes."""
+        self._reconcile()
+        child = TokenSession(self._target, self._ctx_tokens, self._target.fork(self._seq))
+        child._tokens = list(self._tokens)
+        return child
+
+    @property
+    def stats(self) -> SessionStats:
+        """What this session has cost so far."""
+        plan = self._target.plan
+        info = self._target.pager_info
+        return SessionStats(
+            arena_bytes=plan.arena_bytes,
+            history_bytes=plan.shape.history_bytes(self.n_cached),
+            page_tokens=PAGE_TOKENS,
+            resident_pages=info.resident_pages,
+            ring_slots=info.ring_slots,
+            streamed_bytes=self._meter.streamed_bytes,
+            loaded_bytes=self._meter.loaded_bytes,
+            copies=self._meter.copies,
+            stall_ms=self._meter.stall_ns / 1e6,
+            prefill_tokens=self._meter.tokens[Phase.PREFILL],
+            decode_tokens=self._meter.tokens[Phase.DECODE],
+            prefill_tokens_per_s=self._meter.rate(Phase.PREFILL),
+            decode_tokens_per_s=self._meter.rate(Phase.DECODE),
+        )
+
+    def close(self) -> None:
+        """Give the history back. A second call does nothing."""
+        if not self._seq.closed:
+            self._target.recover()
+            self._target.release(self._seq)
+
+
+def _out_rows(out: NDArray[np.float32] | None, n_rows: int, n_cols: int) -> NDArray[np.float32]:
+    if out is None:
+        return np.empty((n_rows, n_cols), dtype=np.float32)
+    if out.dtype != np.float32 or out.shape != (n_rows, n_cols) or not out.flags.c_contiguous or not out.flags.writeable:
+        raise InvalidArgument(
+            f"out must be writable C-contiguous float32 of shape {(n_rows, n_cols)}, got {out.dtype} {out.shape}"
+        )
+    return out

@@ -1,0 +1,238 @@
+"""A loaded model on a device: weights, arena, pager and one tape per phase; and passes over sequences.
+
+Units: ``arena_bytes`` bounds everything but the weights, which ``report`` lists.
+Order: prompts run in chunks that end on multiples of ``ubatch_size`` in absolute positions.
+Holds: ``Target``, ``TargetOptions``, ``MemoryReport``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pykvstream.core.arena import Arena
+from pykvstream.core.device import Device
+from pykvstream.core.kv import ROTATE_K, ROTATE_V, Cache, KvLayer, Seq, record_layout
+from pykvstream.core.pager import Pager, PagerInfo
+from pykvstream.core.phase import PhaseCoordinator, PhaseRegion
+from pykvstream.core.tape import CancelFlag, Tape
+from pykvstream.errors import InvalidArgument
+from pykvstream.gguf import GgmlType, GgufFile
+from pykvstream.graph import Graph, lower
+from pykvstream.models import FileWeights, ModelConfig, build_graph
+from pykvstream.models.weights import check_tensors
+from pykvstream.runtime.layout import ArenaPlan, CacheShape, PhaseNeed, plan_arena
+from pykvstream.runtime.phases import PhaseResources, PhaseTape
+
+DECODE_ROWS = 64
+"""Widest decode or verify pass."""
+_ROTATED_MULTIPLE = 64
+_UNROTATED = frozenset({"F32", "F16", "BF16"})
+
+Progress = Callable[[str, int], None]
+
+
+class Phase(Enum):
+    """What a pass is for; stated by the caller, never inferred from its width."""
+
+    PREFILL = 0
+    DECODE = 1
+
+
+@dataclass(frozen=True, slots=True)
+class TargetOptions:
+    """Cache types are GGUF type names such as ``Q8_0``; ``ubatch_size`` is the widest prefill pass."""
+
+    cache_type_k: GgmlType
+    cache_type_v: GgmlType
+    ubatch_size: int
+    ctx_tokens: int
+    kv_rotation: bool = True
+    fused: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryReport:
+    """Device bytes by owner: the arena and the weights are all there is."""
+
+    arena_bytes: int
+    weight_bytes: int
+
+
+def kv_layer(config: ModelConfig, options: TargetOptions) -> KvLayer:
+    """The cache geometry of every layer. A quantized side is rotated where the head size allows it."""
+    flags = 0
+    if options.kv_rotation:
+        if options.cache_type_k.name not in _UNROTATED and config.head_dim_k % _ROTATED_MULTIPLE == 0:
+            flags |= ROTATE_K
+        if options.cache_type_v.name not in _UNROTATED and config.head_dim_v % _ROTATED_MULTIPLE == 0:
+            flags |= ROTATE_V
+    return KvLayer(
+        n_kv_heads=config.n_kv_heads,
+        head_dim_k=config.head_dim_k,
+        head_dim_v=config.head_dim_v,
+        type_k=options.cache_type_k.id,
+        type_v=options.cache_type_v.id,
+        flags=flags,
+    )
+
+
+class Blueprint:
+    """What is known before an arena exists: the graph, its tapes, and what each phase needs."""
+
+    def __init__(self, file: GgufFile, config: ModelConfig, device: Device, options: TargetOptions,
+                 progress: Progress | None = None) -> None:  # fmt: skip
+        if options.ubatch_size < 1:
+            raise InvalidArgument(f"ubatch size {options.ubatch_size} must be at least 1")
+        check_tensors(file, config)
+        self.config = config
+        self.options = options
+        layer = kv_layer(config, options)
+        record = record_layout(layer)
+        self.layers = (layer,) * config.n_layers
+        self.shape = CacheShape(config.n_layers, record.record_bytes, record.record_bytes * config.n_layers)
+        self.weights = FileWeights(file, device, progress)
+        self._tapes: list[Tape] = []
+        try:
+            graph = build_graph(config, self.weights, self.layers, (record.rotation_k, record.rotation_v))
+            rows = (min(options.ubatch_size, options.ctx_tokens), min(DECODE_ROWS, options.ctx_tokens))
+            self._tapes += [self._lower(graph, device, n_rows) for n_rows in rows]
+        except BaseException:
+            self.close()
+            raise
+        self.needs = tuple(
+            PhaseNeed(phase.name.lower(), tape.max_rows, tape.info.workspace_bytes)
+            for phase, tape in zip(Phase, self._tapes, strict=True)
+        )
+
+    def _lower(self, graph: Graph, device: Device, n_rows: int) -> Tape:
+        return lower(graph, self.weights, device, max_rows=n_rows, max_out_rows=n_rows, fused=self.options.fused)
+
+    def tape(self, phase: Phase) -> Tape:
+        return self._tapes[phase.value]
+
+    def plan(self, arena_bytes: int) -> ArenaPlan:
+        """Divide an arena. Raises ``NoSpace`` with the smallest that works."""
+        return plan_arena(self.shape, arena_bytes, self.options.ctx_tokens, self.needs)
+
+    def close(self) -> None:
+        for tape in self._tapes:
+            tape.close()
+        self.weights.close()
+
+
+class Target:
+    """The runtime of one model. One pass at a time; sequences share the pool."""
+
+    def __init__(self, device: Device, blueprint: Blueprint, arena_bytes: int) -> None:
+        self.blueprint = blueprint
+        self.plan = blueprint.plan(arena_bytes)
+        self._device = device
+        self._cache = Cache(device, blueprint.layers)
+        self._pager = Pager(device, self._cache)
+        self._arena = Arena(device, arena_bytes)
+        self._resources = PhaseResources(
+            device,
+            self._arena,
+            self._pager,
+            [PhaseTape(blueprint.tape(phase), self.plan.phases[phase.value].placement) for phase in Phase],
+        )
+        self._coordinator = PhaseCoordinator(self._arena)
+        for phase in Phase:
+            self._coordinator.add_phase(
+                [
+                    PhaseRegion(region.id, region.size_bytes, region.alignment_bytes)
+                    for region in self.plan.phases[phase.value].regions
+                ]
+            )
+        self._coordinator.add_consumer(self._resources)
+
+    @property
+    def n_vocab_rows(self) -> int:
+        """Columns of a logits row."""
+        return self.blueprint.config.n_vocab
+
+    @property
+    def pager_info(self) -> PagerInfo:
+        return self._pager.info
+
+    @property
+    def report(self) -> MemoryReport:
+        return MemoryReport(self.plan.arena_bytes, self.blueprint.weights.device_bytes)
+
+    def sequence(self, ctx_tokens: int) -> Seq:
+        """An empty sequence. Its history grows in host memory as it is written."""
+        if not 0 < ctx_tokens <= self.plan.ctx_tokens:
+            raise InvalidArgument(
+                f"a context of {ctx_tokens} tokens; the arena was planned for 1 to {self.plan.ctx_tokens}"
+            )
+        return self._cache.sequence(ctx_tokens)
+
+    def enter(self, phase: Phase) -> None:
+        """Give the arena the layout of a phase; costs nothing when it has it."""
+        self._coordinator.transition(phase.value)
+
+    def chunk_rows(self, phase: Phase, position: int, n_left: int) -> int:
+        """Rows of the next pass: prompts end on the grid, other passes are as wide as the phase allows."""
+        width = self.blueprint.tape(phase).max_rows
+        room = width - position % width if phase is Phase.PREFILL else width
+        return min(room, n_left)
+
+    def run(self, seq: Seq, tokens: NDArray[np.uint32], out_rows: NDArray[np.uint32], out: NDArray[np.float32],
+            cancel: CancelFlag) -> None:  # fmt: skip
+        """One pass in the active phase; its rows are committed.
+
+        ``tokens`` ``[n]``, ``out_rows`` ``[m]`` rising, ``out`` ``[m, n_vocab_rows]``. After any error the sequence is as before.
+        """
+        self._pager.begin(seq, len(tokens))
+        try:
+            self._resources.binding.run(tokens, out_rows, (out,), cancel)
+        except BaseException:
+            self._pager.end(0)
+            raise
+        self._pager.end(len(tokens))
+
+    def recover(self) -> None:
+        """End a pass that an interrupt left open."""
+        if self._pager.info.is_in_pass:
+            self._pager.end(0)
+
+    def truncate(self, seq: Seq, n_tokens: int) -> None:
+        self._pager.truncate(seq, n_tokens)
+
+    def fork(self, seq: Seq) -> Seq:
+        """A sequence with the same history; pages are shared until one of the two writes."""
+        self._pager.publish_wait()
+        return seq.fork()
+
+    def release(self, seq: Seq) -> None:
+        """Close a sequence of this target."""
+        self._pager.drop(seq)
+        seq.close()
+
+    def check_integrity(self) -> None:
+        """Recompute every invariant of arena, coordinator, cache and pager."""
+        for part in (self._arena, self._coordinator, self._cache, self._pager):
+            part.check_integrity()
+
+    def close(self) -> None:
+        """Give everything back. Sequences that still exist keep their history."""
+        self._resources.close()
+        for part in (self._coordinator, self._pager, self._cache, self._arena):
+            part.close()
+        self.blueprint.close()
+
+
+def as_tokens(tokens: Sequence[int] | NDArray[np.uint32], n_vocab: int) -> NDArray[np.uint32]:
+    """Token ids as the core wants them. Raises ``InvalidArgument`` naming the first id outside the vocabulary."""
+    ids = np.asarray(tokens, dtype=np.int64)
+    if ids.ndim != 1:
+        raise InvalidArgument(f"token ids must be one-dimensional, got shape {ids.shape}")
+    bad = np.flatnonzero((ids < 0) | (ids >= n_vocab))
+    if bad.size:
+        raise InvalidArgument(f"token {ids[bad[0]]} at index {bad[0]} is outside the vocabulary of {n_vocab}")
+    return ids.astype(np.uint32)
