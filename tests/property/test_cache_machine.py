@@ -1,0 +1,309 @@
+"""The logical cache against a list model: tokens, shared pages, copy on write, publication, loading (P-LC).
+
+Holds: ``CacheMachine``. The model knows sequences as lists of columns and columns as rows with holders; it knows nothing of
+extents, which are checked by what they promise: live columns never overlap, neighbours in an extent are adjacent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+pytest.importorskip("pykvstream._ffi._native")
+
+from pykvstream.core.device import Device, DeviceFlag
+from pykvstream.core.kv import PAGE_TOKENS, Cache, KvLayer, Seq
+from pykvstream.errors import Busy, Closed, ContextFull, InvalidArgument, NotFound
+
+Q8_0 = 8
+F16 = 1
+LAYERS = (KvLayer(1, 32, 32, Q8_0, Q8_0), KvLayer(1, 16, 32, F16, Q8_0))
+
+
+@dataclass(eq=False)
+class Column:
+    """One page of every layer. ``content`` holds the seed of each layer's bytes."""
+
+    holders: int = 1
+    waiting: int = 0
+    published: int = 0
+    loading: int = 0
+    loaded: set[int] = field(default_factory=set)
+    content: dict[int, int] = field(default_factory=dict)
+    page_id: int | None = None
+
+    @property
+    def shared(self) -> bool:
+        return self.holders + self.waiting > 1
+
+
+@dataclass(eq=False)
+class Model:
+    """One sequence. ``source`` is a replaced page's (number, old column, rows)."""
+
+    ctx: int
+    committed: int = 0
+    appended: int = 0
+    pages: list[Column] = field(default_factory=list)
+    source: tuple[int, Column, int] | None = None
+
+    @property
+    def open_rows(self) -> int:
+        return self.appended - self.committed
+
+    def rows_in(self, page: int, tokens: int) -> int:
+        return min(max(tokens - page * PAGE_TOKENS, 0), PAGE_TOKENS)
+
+    def drop_source(self) -> None:
+        if self.source is not None:
+            self.source[1].waiting -= 1
+            self.source = None
+
+    def forget_rows(self) -> None:
+        if self.pages and not self.pages[-1].shared:
+            last = self.pages[-1]
+            last.published = min(last.published, self.rows_in(len(self.pages) - 1, self.committed))
+
+    def append(self, n_tokens: int) -> None:
+        self.forget_rows()
+        rows = self.committed % PAGE_TOKENS
+        if rows and self.pages[-1].shared:
+            old = self.pages[-1]
+            old.holders -= 1
+            old.waiting += 1
+            self.pages[-1] = Column()
+            self.source = (len(self.pages) - 1, old, rows)
+        self.appended = self.committed + n_tokens
+        while len(self.pages) * PAGE_TOKENS < self.appended:
+            self.pages.append(Column())
+
+    def end_at(self, n_tokens: int) -> None:
+        self.committed = self.appended = n_tokens
+        while (len(self.pages) - 1) * PAGE_TOKENS >= n_tokens and self.pages:
+            self.pages.pop().holders -= 1
+        if self.source is not None:
+            page, old, rows = self.source
+            if page >= len(self.pages):
+                self.drop_source()
+            elif self.rows_in(page, n_tokens) <= rows:
+                self.pages[page].holders -= 1
+                self.pages[page] = old
+                old.holders += 1
+                self.drop_source()
+        self.forget_rows()
+
+    def release(self) -> None:
+        self.end_at(0)
+        self.drop_source()
+
+
+def record_of(layer: int, seed: int, n_bytes: int) -> np.ndarray:
+    return np.random.default_rng([layer, seed]).integers(0, 256, n_bytes, np.uint8)
+
+
+class CacheMachine(RuleBasedStateMachine):
+    @initialize(flags=st.sampled_from([0, DeviceFlag.DEFERRED, DeviceFlag.STRICT_HISTORY]))
+    def open(self, flags: int) -> None:
+        self.device = Device(1, flags=DeviceFlag(flags))
+        self.cache = Cache(self.device, LAYERS)
+        self.live: list[tuple[Seq, Model]] = []
+        self.closed: list[Seq] = []
+        self.seen_ids: dict[int, Column] = {}
+        self.generations: dict[int, int] = {}
+        self.seeds = 0
+
+    def pick(self, data: st.DataObject) -> tuple[Seq, Model]:
+        return data.draw(st.sampled_from(self.live))
+
+    @precondition(lambda self: len(self.live) < 5)
+    @rule(ctx=st.one_of(st.integers(1, 1100), st.sampled_from([255, 256, 257, 512])))
+    def create(self, ctx: int) -> None:
+        self.live.append((self.cache.sequence(ctx), Model(ctx)))
+
+    @rule()
+    def create_without_context(self) -> None:
+        with pytest.raises(InvalidArgument):
+            self.cache.sequence(0)
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def fork(self, data: st.DataObject) -> None:
+        seq, model = self.pick(data)
+        if model.open_rows or model.source is not None:
+            with pytest.raises(Busy):
+                seq.fork()
+            return
+        if len(self.live) >= 6:
+            return
+        child = Model(model.ctx, model.committed, model.appended, list(model.pages))
+        for column in child.pages:
+            column.holders += 1
+        self.live.append((seq.fork(), child))
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data(), n_tokens=st.one_of(st.integers(0, 20), st.integers(200, 700)))
+    def append(self, data: st.DataObject, n_tokens: int) -> None:
+        seq, model = self.pick(data)
+        expected: type[Exception] | None = None
+        if n_tokens == 0:
+            expected = InvalidArgument
+        elif model.open_rows:
+            expected = Busy
+        elif model.committed + n_tokens > model.ctx:
+            expected = ContextFull
+        if expected is not None:
+            with pytest.raises(expected):
+                seq.append(n_tokens)
+        else:
+            seq.append(n_tokens)
+            model.append(n_tokens)
+
+    @precondition(lambda self: any(model.open_rows for _, model in self.live))
+    @rule(data=st.data())
+    def commit(self, data: st.DataObject) -> None:
+        seq, model = data.draw(st.sampled_from([pair for pair in self.live if pair[1].open_rows]))
+        n_tokens = data.draw(st.one_of(st.integers(0, model.open_rows), st.just(model.open_rows)))
+        seq.commit(n_tokens)
+        model.end_at(model.committed + n_tokens)
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def commit_more_than_open(self, data: st.DataObject) -> None:
+        seq, model = self.pick(data)
+        with pytest.raises(InvalidArgument):
+            seq.commit(model.open_rows + 1)
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def truncate(self, data: st.DataObject) -> None:
+        seq, model = self.pick(data)
+        n_tokens = data.draw(st.integers(0, model.committed + 1))
+        if n_tokens > model.committed:
+            with pytest.raises(InvalidArgument):
+                seq.truncate(n_tokens)
+        else:
+            seq.truncate(n_tokens)
+            model.end_at(n_tokens)
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        seq, model = self.pick(data)
+        seq.close()
+        seq.close()
+        model.release()
+        self.live.remove((seq, model))
+        self.closed.append(seq)
+
+    @precondition(lambda self: self.closed)
+    @rule(data=st.data())
+    def use_after_close(self, data: st.DataObject) -> None:
+        seq = data.draw(st.sampled_from(self.closed))
+        with pytest.raises(Closed):
+            seq.append(1)
+        with pytest.raises(Closed):
+            seq.fork()
+
+    @precondition(lambda self: any(model.pages for _, model in self.live))
+    @rule(data=st.data(), both_layers=st.booleans())
+    def write_page(self, data: st.DataObject, both_layers: bool) -> None:
+        seq, model = data.draw(st.sampled_from([pair for pair in self.live if pair[1].pages]))
+        page = data.draw(st.integers(0, len(model.pages) - 1))
+        limit = model.rows_in(page, model.committed)
+        rows = data.draw(st.sampled_from(sorted({0, 1, limit, limit + 1} & set(range(PAGE_TOKENS + 2)))))
+        layers = [0, 1] if both_layers else [data.draw(st.integers(0, 1))]
+        column = model.pages[page]
+        for layer in layers:
+            self.seeds += 1
+            record = record_of(layer, self.seeds, self.cache.records[layer].record_bytes)
+            if rows == 0 or rows > limit:
+                with pytest.raises(InvalidArgument):
+                    seq.write_page(layer, page, record, rows)
+                continue
+            if column.shared:
+                with pytest.raises(Busy):
+                    seq.write_page(layer, page, record, rows)
+                continue
+            seq.write_page(layer, page, record, rows)
+            column.content[layer] = self.seeds
+            column.published = 0
+            if column.loaded and column.loading != rows:
+                column.loaded.clear()
+            column.loading = rows
+            column.loaded.add(layer)
+            if len(column.loaded) == len(LAYERS):
+                column.published = rows
+                column.loaded.clear()
+                if model.source is not None and model.source[0] == page:
+                    model.drop_source()
+
+    @precondition(lambda self: any(model.pages for _, model in self.live))
+    @rule(data=st.data(), layer=st.integers(0, 1))
+    def read_page(self, data: st.DataObject, layer: int) -> None:
+        seq, model = data.draw(st.sampled_from([pair for pair in self.live if pair[1].pages]))
+        page = data.draw(st.integers(0, len(model.pages)))
+        if page == len(model.pages) or model.pages[page].published == 0:
+            with pytest.raises(NotFound):
+                seq.read_page(layer, page)
+            return
+        expected = record_of(layer, model.pages[page].content[layer], self.cache.records[layer].record_bytes)
+        assert np.array_equal(seq.read_page(layer, page), expected)
+
+    @invariant()
+    def counts_agree(self) -> None:
+        self.cache.check_integrity()
+        columns = {id(c) for _, model in self.live for c in model.pages}
+        columns |= {id(model.source[1]) for _, model in self.live if model.source is not None}
+        info = self.cache.info
+        assert info.n_sequences == len(self.live)
+        assert info.n_pages == len(columns)
+        for seq, model in self.live:
+            state = seq.info
+            assert (state.committed_tokens, state.appended_tokens) == (model.committed, model.appended)
+            assert state.ctx_tokens == model.ctx
+            assert state.n_pages == len(model.pages)
+            assert state.n_shared_pages == sum(column.holders > 1 for column in model.pages)
+            assert state.generation >= self.generations.get(id(seq), 0)
+            self.generations[id(seq)] = state.generation
+
+    @invariant()
+    def pages_agree(self) -> None:
+        places: dict[tuple[int, int, int], int] = {}
+        for seq, model in self.live:
+            previous = None
+            for number, column in enumerate(model.pages):
+                for layer in range(len(LAYERS)):
+                    page = seq.page(layer, number)
+                    assert page.n_holders == column.holders
+                    assert page.published_rows == min(column.published, model.rows_in(number, model.appended))
+                    if column.page_id is None:
+                        assert page.page_id not in self.seen_ids
+                        column.page_id = page.page_id
+                        self.seen_ids[page.page_id] = column
+                    assert page.page_id == column.page_id
+                    place = (page.extent_id, layer, page.host_offset_bytes)
+                    assert places.setdefault(place, page.page_id) == page.page_id
+                    if layer == 0:
+                        if previous is not None and previous.extent_id == page.extent_id:
+                            step = self.cache.records[0].record_bytes
+                            assert page.host_offset_bytes == previous.host_offset_bytes + step
+                        previous = page
+
+    def teardown(self) -> None:
+        if not hasattr(self, "device"):
+            return
+        for seq, _ in self.live:
+            seq.close()
+        self.cache.close()
+        assert self.device.info.live_objects == 0
+        assert self.device.info.host_bytes == 0
+        self.device.close()
+
+
+TestCacheMachine = CacheMachine.TestCase
+TestCacheMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
