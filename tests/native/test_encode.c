@@ -146,7 +146,8 @@ static void check_block(int32_t type, const float *x, const row_planes *planes, 
     CHECK(!has_low || halves[1] == kvs_f32_to_f16(low));
     bool equal = true;
     for (uint32_t i = 0; i < 32; i++) {
-        const uint32_t got = type == KVS_TYPE_Q8_0 ? codes[i] : codes[i % 16] >> (i < 16 ? 0 : 4) & 15u;
+        const uint32_t nibble = (uint32_t)codes[i % 16] >> (i < 16 ? 0 : 4) & 15u;
+        const uint32_t got = type == KVS_TYPE_Q8_0 ? codes[i] : nibble;
         equal = equal && got == (type == KVS_TYPE_Q8_0 ? quants[i] : quants[i] & 15u);
         expected_high |= (quants[i] >> 4 & 1u) << i;
     }

@@ -31,7 +31,8 @@ static inline vf v_exp(vf a) { return kvs_expf_avx512(a); }
 /* The first n lanes of a, `rest` in the others. */
 static inline vf v_keep(vf a, vf rest, uint32_t n)
 {
-    return _mm512_mask_mov_ps(rest, n >= 16 ? (__mmask16)0xffff : (__mmask16)((1u << n) - 1u), a);
+    const uint32_t first_n = n >= 16 ? 0xffffu : (1u << n) - 1u;
+    return _mm512_mask_mov_ps(rest, (__mmask16)first_n, a);
 }
 
 /* A NaN as the one canonical NaN. */
