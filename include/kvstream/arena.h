@@ -8,9 +8,7 @@
 
 #include "kvstream/device.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+KVS_API_BEGIN
 
 /* cffi:begin */
 
@@ -129,7 +127,5 @@ kvs_status kvs_arena_check_integrity(kvs_arena *arena);
 
 /* cffi:end */
 
-#ifdef __cplusplus
-}
-#endif
+KVS_API_END
 #endif

@@ -5,15 +5,23 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#if defined(KVS_BUILD) && (defined(__GNUC__) || defined(__clang__))
-#define KVS_API __attribute__((visibility("default")))
+/* Around every declaration: C linkage, and visible in libkvstream.so, which is built with everything else hidden. */
+#ifdef __cplusplus
+#define KVS_C_BEGIN extern "C" {
+#define KVS_C_END }
 #else
-#define KVS_API
+#define KVS_C_BEGIN
+#define KVS_C_END
+#endif
+#if defined(__GNUC__) || defined(__clang__)
+#define KVS_API_BEGIN KVS_C_BEGIN _Pragma("GCC visibility push(default)")
+#define KVS_API_END _Pragma("GCC visibility pop") KVS_C_END
+#else
+#define KVS_API_BEGIN KVS_C_BEGIN
+#define KVS_API_END KVS_C_END
 #endif
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+KVS_API_BEGIN
 
 /* cffi:begin */
 
@@ -74,7 +82,5 @@ kvs_status kvs_type_block(int type, uint32_t *block_values, uint32_t *block_byte
 
 /* cffi:end */
 
-#ifdef __cplusplus
-}
-#endif
+KVS_API_END
 #endif

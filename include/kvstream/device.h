@@ -8,9 +8,7 @@
 
 #include "kvstream/base.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+KVS_API_BEGIN
 
 /* cffi:begin */
 
@@ -156,7 +154,5 @@ kvs_status kvs_fence_wait(kvs_fence *fence, uint64_t timeout_ns);
 
 /* cffi:end */
 
-#ifdef __cplusplus
-}
-#endif
+KVS_API_END
 #endif

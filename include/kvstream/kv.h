@@ -14,9 +14,7 @@
 
 #include "kvstream/device.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+KVS_API_BEGIN
 
 /* cffi:begin */
 
@@ -172,7 +170,5 @@ kvs_status kvs_cache_check_integrity(kvs_cache *cache);
 
 /* cffi:end */
 
-#ifdef __cplusplus
-}
-#endif
+KVS_API_END
 #endif

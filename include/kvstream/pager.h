@@ -17,9 +17,7 @@
 #include "kvstream/ring.h"
 #include "kvstream/span.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+KVS_API_BEGIN
 
 /* cffi:begin */
 
@@ -118,7 +116,5 @@ kvs_status kvs_pager_check_integrity(kvs_pager *pager);
 
 /* cffi:end */
 
-#ifdef __cplusplus
-}
-#endif
+KVS_API_END
 #endif

@@ -13,9 +13,7 @@
 
 #include "kvstream/arena.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+KVS_API_BEGIN
 
 /* cffi:begin */
 
@@ -113,7 +111,5 @@ kvs_status kvs_coordinator_check_integrity(kvs_coordinator *coordinator);
 
 /* cffi:end */
 
-#ifdef __cplusplus
-}
-#endif
+KVS_API_END
 #endif

@@ -13,9 +13,7 @@
 #include "kvstream/arena.h"
 #include "kvstream/kv.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+KVS_API_BEGIN
 
 /* cffi:begin */
 
@@ -98,7 +96,5 @@ kvs_status kvs_ring_check_integrity(kvs_ring *ring);
 
 /* cffi:end */
 
-#ifdef __cplusplus
-}
-#endif
+KVS_API_END
 #endif

@@ -5,9 +5,7 @@
 #include "kvstream/arena.h"
 #include "kvstream/kv.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+KVS_API_BEGIN
 
 /* cffi:begin */
 
@@ -86,7 +84,5 @@ kvs_status kvs_attend_run(kvs_device *device, const kvs_attend_desc *desc);
 
 /* cffi:end */
 
-#ifdef __cplusplus
-}
-#endif
+KVS_API_END
 #endif

@@ -8,9 +8,7 @@
 
 #include "kvstream/pager.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+KVS_API_BEGIN
 
 /* cffi:begin */
 
@@ -155,7 +153,5 @@ kvs_status kvs_binding_run(kvs_binding *binding, const kvs_pass_desc *pass);
 
 /* cffi:end */
 
-#ifdef __cplusplus
-}
-#endif
+KVS_API_END
 #endif
