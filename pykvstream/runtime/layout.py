@@ -115,7 +115,7 @@ class Pool:
     """Slots to divide among the layers of one sequence.
 
     Each layer keeps at least ``floor_pages`` (its tail: what a pass writes lies on the device) and at most
-    ``cap_pages`` (no sequence has more). A layer below the cap streams sooner or later, which takes a ring.
+    ``ctx_pages`` (no sequence has more). A layer below that streams sooner or later, which takes a ring.
     """
 
     n_layers: int
@@ -134,16 +134,12 @@ class Pool:
 
     @property
     def floor_pages(self) -> int:
-        return self.tail_pages
-
-    @property
-    def cap_pages(self) -> int:
-        return max(self.ctx_pages, self.floor_pages)
+        return min(self.tail_pages, self.ctx_pages)
 
     @property
     def largest_slots(self) -> int:
         """Slots with which nothing ever streams; more serve nobody."""
-        return self.n_layers * self.cap_pages
+        return self.n_layers * self.ctx_pages
 
     @property
     def smallest_slots(self) -> int:
@@ -274,9 +270,8 @@ def _rows_of(need: PhaseNeed, ctx_tokens: int) -> int:
 
 def _bounds(shape: CacheShape, need: PhaseNeed, ctx_tokens: int) -> tuple[int, int]:
     """Return the fewest slots with which a phase works and the most that it can use."""
-    floor = tail_pages(_rows_of(need, ctx_tokens))
-    most = shape.n_layers * max(pages_of(ctx_tokens), floor)
-    return min(shape.n_layers * floor + 1, most), most
+    tail, most = tail_pages(_rows_of(need, ctx_tokens)), shape.n_layers * pages_of(ctx_tokens)
+    return min(shape.n_layers * tail + 1, most), most
 
 
 def _checked_size(what: str, n_bytes: int) -> int:
@@ -302,10 +297,10 @@ def smallest_arena_bytes(shape: CacheShape, ctx_tokens: int, needs: Sequence[Pha
     With ``round64(x) = ceil(x / 64) * 64``, ``rows = min(max_rows, ctx_tokens)``,
     ``tail = ceil(rows / 256) + 1`` and ``ctx_pages = ceil(ctx_tokens / 256)``::
 
-        slots(phase) = n_layers * tail + (1 if ctx_pages > tail else 0)
+        slots(phase) = min(n_layers * tail + 1, n_layers * ctx_pages)
         smallest     = max over phases of round64(slots * slot_bytes) + round64(workspace_bytes)
 
-    The one slot is the smallest ring; where the tail covers the context nothing streams and none is needed.
+    The one slot is the smallest ring. A context that the tail covers never streams and needs none.
     """
     _check_needs(ctx_tokens, needs)
     sizes = (_phase_bytes(shape, need, _bounds(shape, need, ctx_tokens)[0]) for need in needs)
@@ -315,7 +310,7 @@ def smallest_arena_bytes(shape: CacheShape, ctx_tokens: int, needs: Sequence[Pha
 def recommended_arena_bytes(shape: CacheShape, ctx_tokens: int, needs: Sequence[PhaseNeed]) -> int:
     """Return the smallest arena that keeps the whole context resident in every phase.
 
-    As ``smallest_arena_bytes`` with ``slots(phase) = n_layers * max(ctx_pages, tail)``.
+    As ``smallest_arena_bytes`` with ``slots(phase) = n_layers * ctx_pages``.
     """
     _check_needs(ctx_tokens, needs)
     sizes = (_phase_bytes(shape, need, _bounds(shape, need, ctx_tokens)[1]) for need in needs)
@@ -373,6 +368,9 @@ def forecast_pass(
     active = pages_of(committed_tokens + n_rows)
     first_tail = committed_tokens // PAGE_TOKENS
     tail = tail_pages(placement.max_rows)
+    lowest = min(placement.resident_pages)
+    if lowest < min(tail, active):
+        raise InvalidArgument(f"a pass over {active} pages does not fit a placement of {lowest} per layer")
     prefixes = [
         first_tail if active <= pages else min(first_tail, pages - tail) for pages in placement.resident_pages
     ]

@@ -44,8 +44,7 @@ def pools(draw: st.DrawFn, most_layers: int = 8, most_pages: int = 24) -> Pool:
     layers = draw(st.integers(1, most_layers))
     tail = draw(st.integers(2, 4))
     ctx = draw(st.integers(1, most_pages))
-    smallest = min(layers * tail + 1, layers * max(ctx, tail))
-    slots = draw(st.integers(smallest, layers * max(ctx, tail) + 3))
+    slots = draw(st.integers(min(layers * tail + 1, layers * ctx), layers * ctx + 3))
     return Pool(layers, slots, tail, ctx)
 
 
@@ -80,7 +79,7 @@ def check_placement(decision: Decision) -> None:
     assert sum(resident) + decision.ring_slots == pool.n_slots
     assert pool.ring_floor <= decision.ring_slots <= pool.ring_cap
     assert len(resident) == pool.n_layers
-    assert all(pool.floor_pages <= pages <= pool.cap_pages for pages in resident)
+    assert all(pool.floor_pages <= pages <= pool.ctx_pages for pages in resident)
     assert resident == tuple(sorted(resident, reverse=True))
     assert resident[0] - resident[-1] <= 1
     assert decision.next.lowest_resident == resident[-1]
