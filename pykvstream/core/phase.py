@@ -43,7 +43,7 @@ class CoordinatorState(enum.IntEnum):
 
 
 class Consumer(Protocol):
-    """Holds leases. ``run`` takes a step, whole or not at all; ``undo`` takes it back after a later failure."""
+    """Holds leases. ``run`` takes a step, whole or not at all; ``undo`` takes it back after a failure."""
 
     def run(self, step: PhaseStep, phase: int) -> None: ...
     def undo(self, step: PhaseStep, phase: int) -> None: ...
