@@ -303,15 +303,17 @@ def _adapt(
     pool, ring = state.pool, state.ring_slots
     target = ring_target(config, pool, state.costs, observation.active_pages, observation.query_rows)
     is_below = ring < target
+    # Where a smaller ring leaves nothing to stream, a larger one is no cure.
+    may_fit = pool.n_slots - target >= pool.n_layers * observation.active_pages
     is_missing = fresh.miss_ratio > config.miss_threshold
     is_saturated = fresh.copy_busy >= config.copy_saturated
-    is_starving = fresh.is_used and is_missing and not is_saturated
+    is_starving = fresh.is_used and is_missing and not is_saturated and not may_fit
     is_light = (
         fresh.copy_busy < config.copy_light and fresh.peak_slots < config.ring_light * ring and not is_missing
     )
     # Only a measured target says that a saturated bus would do as well with less ring.
     is_measured = state.costs.copy_page_seconds is not None and state.costs.gap_seconds is not None
-    is_surplus = ring > target and (is_light or (is_saturated and is_measured))
+    is_surplus = ring > target and (is_light or may_fit or (is_saturated and is_measured))
     if fresh.is_used:
         state = replace(
             state,

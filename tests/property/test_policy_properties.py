@@ -356,6 +356,18 @@ def test_saturated_bus_gives_back_a_ring_larger_than_measured_need() -> None:
     assert rings == sorted(rings, reverse=True)
 
 
+def test_misses_that_a_smaller_ring_would_end_never_grow_it() -> None:
+    config = replace(CONFIG, grow_evaluations=1, shrink_evaluations=2, cooldown_evaluations=1)
+    state = PolicyState(Pool(4, 100, 2, 200), 30, pressed_pages=20, baseline=CALM)
+    rings = []
+    for n in range(1, 7):
+        feedback = replace(CALM, samples=10 * n, misses=10 * n, copy_busy=0.7, peak_slots=30)
+        state = step(config, state, Observation(20, feedback=feedback)).next
+        rings.append(state.ring_slots)
+    assert rings == [30, 26, 26, 22, 22, 20]
+    assert state.lowest_resident == 20
+
+
 def test_costs_average_passes_and_ignore_copies_of_none() -> None:
     first = Costs().updated(Timing(10, 1.0, 0.5), 0.25)
     assert first == Costs(0.1, 0.5)
