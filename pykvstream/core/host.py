@@ -22,17 +22,17 @@ class Host(Handle):
     def __init__(self, device: Device, n_bytes: int) -> None:
         out = ffi.new("kvs_host **")
         check(lib.kvs_host_create(device.ptr, n_bytes, out), device.ptr)
-        self._device = device
+        self._device = device.ptr
         super().__init__(out[0], lib.kvs_host_release)
 
     def read(self, offset: int, n_bytes: int) -> NDArray[np.uint8]:
         """Copy bytes out. Raises ``NoSpace`` outside the memory."""
         out = np.empty(n_bytes, np.uint8)
         status = lib.kvs_host_read_wait(self.ptr, offset, ffi.from_buffer("uint8_t[]", out), n_bytes)
-        check(status, self._device.ptr)
+        check(status, self._device)
         return out
 
     def write(self, offset: int, data: bytes | NDArray[np.uint8]) -> None:
         """Copy bytes in. Raises ``NoSpace`` outside the memory."""
         view = ffi.from_buffer("uint8_t[]", data)
-        check(lib.kvs_host_write_wait(self.ptr, offset, view, len(view)), self._device.ptr)
+        check(lib.kvs_host_write_wait(self.ptr, offset, view, len(view)), self._device)

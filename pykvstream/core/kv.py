@@ -274,20 +274,20 @@ class Cache(Handle):
             array[i] = layer.to_c()[0]
         out = ffi.new("kvs_cache **")
         check(lib.kvs_cache_create(device.ptr, array, len(layers), out), device.ptr)
-        self._device = device
+        self._device = device.ptr
         self.layers = tuple(layers)
         self.records = tuple(map(record_layout, layers))
         super().__init__(out[0], lib.kvs_cache_release)
 
     @property
-    def device(self) -> Device:
-        """The device that copies and computes."""
+    def device_ptr(self) -> Any:
+        """The ``kvs_device *`` that keeps the texts of failures, closed or not."""
         return self._device
 
     @property
     def info(self) -> CacheInfo:
         info = make_struct("kvs_cache_info")
-        check(lib.kvs_cache_get_info(self.ptr, info), self._device.ptr)
+        check(lib.kvs_cache_get_info(self.ptr, info), self._device)
         return CacheInfo(
             n_layers=info.n_layers,
             max_record_bytes=info.max_record_bytes,
@@ -299,12 +299,12 @@ class Cache(Handle):
     def sequence(self, ctx_tokens: int) -> Seq:
         """An empty sequence with address space for ``ctx_tokens``."""
         out = ffi.new("kvs_seq **")
-        check(lib.kvs_seq_create(self.ptr, ctx_tokens, out), self._device.ptr)
+        check(lib.kvs_seq_create(self.ptr, ctx_tokens, out), self._device)
         return Seq(self, out[0])
 
     def check_integrity(self) -> None:
         """Recompute every invariant. Raises ``IntegrityError``."""
-        check(lib.kvs_cache_check_integrity(self.ptr), self._device.ptr)
+        check(lib.kvs_cache_check_integrity(self.ptr), self._device)
 
 
 class Seq(Handle):
@@ -317,11 +317,11 @@ class Seq(Handle):
 
     def __init__(self, cache: Cache, pointer: Any) -> None:
         self._cache = cache
-        self._device = cache.device
+        self._device = cache.device_ptr
         super().__init__(pointer, lib.kvs_seq_release)
 
     def _check(self, status: int) -> None:
-        check(status, self._device.ptr)
+        check(status, self._device)
 
     @property
     def cache(self) -> Cache:

@@ -74,11 +74,11 @@ class Ring(Handle):
         )
         out = ffi.new("kvs_ring **")
         check(lib.kvs_ring_create(device.ptr, desc, out), device.ptr)
-        self._device = device
+        self._device = device.ptr
         super().__init__(out[0], lib.kvs_ring_release)
 
     def _check(self, status: int) -> int:
-        return check(status, self._device.ptr)
+        return check(status, self._device)
 
     def submit(self, demands: Sequence[Demand]) -> int:
         """Append demands in reading order; returns the number of the first page."""

@@ -88,14 +88,14 @@ class SpanPlan(Handle):
         )
         out = ffi.new("kvs_span_plan **")
         check(lib.kvs_span_plan_make(device.ptr, desc, out), device.ptr)
-        self._device = device
+        self._device = device.ptr
         self._layer = layer
         super().__init__(out[0], lib.kvs_span_plan_release)
 
     @property
     def info(self) -> SpanPlanInfo:
         info = make_struct("kvs_span_plan_info")
-        check(lib.kvs_span_plan_get_info(self.ptr, info), self._device.ptr)
+        check(lib.kvs_span_plan_get_info(self.ptr, info), self._device)
         return SpanPlanInfo(
             n_spans=info.n_spans,
             active_tokens=info.active_tokens,
@@ -109,7 +109,7 @@ class SpanPlan(Handle):
         """Device address of each page, in logical order."""
         table = np.empty(self.info.n_pages, np.uint64)
         status = lib.kvs_span_plan_page_table(self.ptr, ffi.from_buffer("uint64_t[]", table), len(table))
-        check(status, self._device.ptr)
+        check(status, self._device)
         return table
 
     def attend(self, q: Floats, n_query_heads: int, scale: float) -> Floats:
@@ -133,5 +133,5 @@ class SpanPlan(Handle):
             out=ffi.from_buffer("float[]", out),
             scale=scale,
         )
-        check(lib.kvs_attend_run(self._device.ptr, desc), self._device.ptr)
+        check(lib.kvs_attend_run(self._device, desc), self._device)
         return out

@@ -1,7 +1,8 @@
 """The logical cache against a list model: tokens, shared pages, copy on write, publication, loading (P-LC).
 
-Holds: ``CacheMachine``. The model knows sequences as lists of columns and columns as rows with holders; it knows nothing of
-extents, which are checked by what they promise: live columns never overlap, neighbours in an extent are adjacent.
+Holds: ``CacheMachine``. The model knows sequences as lists of columns and columns as rows with holders; it
+knows nothing of extents, which are checked by what they promise: live columns never overlap, neighbours in an
+extent are adjacent.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The ring against a model of slots (P-PF, P-CP): order, gates, holds, cancel, failures, and every byte of its memory.
+"""The ring against a model of slots (P-PF, P-CP): order, gates, holds, cancel, failures, and every byte.
 
-Holds: ``RingMachine`` and the injections that must be noticed. The fault hook tells the model which copy is about to run, so
-that a write before its slot is consumed is seen at that moment, and the memory is compared with what the copies so far
-must have left: pages, or NaN where a slot was let go.
+Holds: ``RingMachine`` and the injections that must be noticed. The fault hook tells the model which copy is
+about to run, so that a write before its slot is consumed is seen at that moment, and the memory is compared
+with what the copies so far must have left: pages, or NaN where a slot was let go.
 """
 
 from __future__ import annotations
@@ -260,7 +260,7 @@ class RingMachine(RuleBasedStateMachine):
             assert ran == min(limit, len(waiting))
 
     @precondition(lambda self: self.deferred)
-    @rule(fault=st.sampled_from([int(HostMemoryError.status), int(DeviceError.status)]), after=st.integers(0, 2))
+    @rule(fault=st.sampled_from([HostMemoryError.status, DeviceError.status]), after=st.integers(0, 2))
     def arm_fault(self, fault: int, after: int) -> None:
         self.fault, self.fault_after = fault, after
 
@@ -322,57 +322,63 @@ TestRingMachine = RingMachine.TestCase
 TestRingMachine.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
 
 
+def in_order(device: Device, n_slots: int, n_pages: int) -> list[bytes]:
+    """What a reader finds that acquires, reads and consumes page by page."""
+    found = []
+    with (
+        history(device, SLOT_BYTES) as host,
+        leased(device, n_slots * SLOT_BYTES) as lease,
+        Ring(device, lease, n_slots, SLOT_BYTES, run_limit_slots=1) as ring,
+    ):
+        ring.submit([Demand(host, 0, SLOT_BYTES, n_pages)])
+        for page in range(n_pages):
+            ring.acquire(page + 1)
+            found.append(ctypes.string_at(ring.address(page), SLOT_BYTES))
+            ring.consume(page + 1)
+    return found
+
+
 @given(seed=st.integers(0, 1000), n_slots=st.integers(1, 6), n_pages=st.integers(1, N_HISTORY))
 @settings(max_examples=40, deadline=None)
 def test_any_schedule_brings_the_same_bytes(seed: int, n_slots: int, n_pages: int) -> None:
-    """A reader that acquires and consumes sees the history in order, however copies are delayed."""
-    with Device(1, flags=DeviceFlag.DEFERRED | DeviceFlag.POISON_RELEASED, schedule_seed=seed) as device:
-        with history(device, SLOT_BYTES) as host, leased(device, n_slots * SLOT_BYTES) as lease:
-            with Ring(device, lease, n_slots, SLOT_BYTES, run_limit_slots=1) as ring:
-                ring.submit([Demand(host, 0, SLOT_BYTES, n_pages)])
-                for page in range(n_pages):
-                    ring.acquire(page + 1)
-                    seen = ctypes.string_at(ring.address(page), SLOT_BYTES)
-                    assert seen == page_bytes(page, SLOT_BYTES)
-                    ring.consume(page + 1)
+    flags = DeviceFlag.DEFERRED | DeviceFlag.POISON_RELEASED
+    with Device(1, flags=flags, schedule_seed=seed) as device:
+        found = in_order(device, n_slots, n_pages)
+    assert found == [page_bytes(page, SLOT_BYTES) for page in range(n_pages)]
 
 
-@given(seed=st.integers(0, 1000), skipped=st.integers(0, 9))
+@given(seed=st.integers(0, 1000), skipped=st.integers(0, 9), deferred=st.booleans())
 @settings(max_examples=30, deadline=None)
-def test_one_skipped_copy_is_noticed(seed: int, skipped: int) -> None:
+def test_one_skipped_copy_is_noticed(seed: int, skipped: int, deferred: bool) -> None:
     """A copy that reports success without moving a byte leaves NaN: exactly its page differs."""
-    with Device(1, flags=DeviceFlag.DEFERRED | DeviceFlag.POISON_RELEASED, schedule_seed=seed) as device:
-        with history(device, SLOT_BYTES) as host, leased(device, 3 * SLOT_BYTES) as lease:
-            calls = [0]
+    flags = DeviceFlag.POISON_RELEASED | (DeviceFlag.DEFERRED if deferred else DeviceFlag.NONE)
+    calls = [0]
 
-            def hook(point: HookPoint, index: int) -> int:
-                if point != HookPoint.COPY:
-                    return 0
-                calls[0] += 1
-                return SKIP_COPY if calls[0] == skipped + 1 else 0
+    def hook(point: HookPoint, index: int) -> int:
+        if point != HookPoint.COPY:
+            return 0
+        calls[0] += 1
+        return SKIP_COPY if calls[0] == 1 + skipped + 1 else 0  # the first copy writes the history
 
-            device.set_hook(hook)
-            wrong = []
-            with Ring(device, lease, 3, SLOT_BYTES, run_limit_slots=1) as ring:
-                ring.submit([Demand(host, 0, SLOT_BYTES, 10)])
-                for page in range(10):
-                    ring.acquire(page + 1)
-                    seen = ctypes.string_at(ring.address(page), SLOT_BYTES)
-                    if seen != page_bytes(page, SLOT_BYTES):
-                        assert seen == bytes([NAN_BYTE]) * SLOT_BYTES
-                        wrong.append(page)
-                    ring.consume(page + 1)
-            device.set_hook(None)
-            assert wrong == [skipped]
+    with Device(1, flags=flags, schedule_seed=seed) as device:
+        device.set_hook(hook)
+        found = in_order(device, 3, 10)
+        device.set_hook(None)
+    expected = [page_bytes(page, SLOT_BYTES) for page in range(10)]
+    expected[skipped] = bytes([NAN_BYTE]) * SLOT_BYTES
+    assert found == expected
 
 
 def test_read_after_consume_finds_nan() -> None:
-    with Device(1, flags=DeviceFlag.POISON_RELEASED) as device:
-        with history(device, SLOT_BYTES) as host, leased(device, 2 * SLOT_BYTES) as lease:
-            with Ring(device, lease, 2, SLOT_BYTES) as ring:
-                ring.submit([Demand(host, 0, SLOT_BYTES, 2)])
-                ring.acquire(2)
-                address = ring.address(0)
-                ring.consume(1)
-                late = np.frombuffer(ctypes.string_at(address, SLOT_BYTES), np.float32)
-                assert np.isnan(late).all()
+    with (
+        Device(1, flags=DeviceFlag.POISON_RELEASED) as device,
+        history(device, SLOT_BYTES) as host,
+        leased(device, 2 * SLOT_BYTES) as lease,
+        Ring(device, lease, 2, SLOT_BYTES) as ring,
+    ):
+        ring.submit([Demand(host, 0, SLOT_BYTES, 2)])
+        ring.acquire(2)
+        address = ring.address(0)
+        ring.consume(1)
+        late = np.frombuffer(ctypes.string_at(address, SLOT_BYTES), np.float32)
+        assert np.isnan(late).all()
