@@ -92,7 +92,8 @@ class Pager:
     """A pager with a sequence, at the C interface: only metadata moves."""
 
     def __init__(self, native: ModuleType, placement: Placement, committed_tokens: int) -> None:
-        self.ffi, self.lib, self.owned = native.ffi, native.lib, []
+        self.ffi, self.lib = native.ffi, native.lib
+        self.owned: list[tuple[Any, Any]] = []
         n_layers = len(placement.resident_pages)
         device = self.made("kvs_device", "create", self.struct("kvs_device_desc", n_threads=1))
         layer = {"n_kv_heads": 1, "head_dim_k": 32, "head_dim_v": 32, "type_k": 2, "type_v": 2}

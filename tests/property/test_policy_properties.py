@@ -9,6 +9,7 @@ import math
 from dataclasses import replace
 from fractions import Fraction
 from itertools import cycle, islice
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -112,7 +113,7 @@ def test_overlap_target_equals_a_descending_scan(pool: Pool, data: st.DataObject
     expected = pool.floor_pages
     top = min(active, (pool.n_slots - pool.ring_floor) // pool.n_layers)
     for resident in range(top, pool.floor_pages, -1):
-        needed = min(Fraction(ratio) * (streamed_at_none - resident), enough)
+        needed = min(Fraction(ratio) * (streamed_at_none - resident), Fraction(enough))
         if resident == active or pool.n_slots - resident * pool.n_layers >= needed:
             expected = resident
             break
@@ -133,7 +134,7 @@ def test_ring_target_is_the_smallest_sufficient_ring(pool: Pool, known: Costs, d
         one = CacheShape(1, 64, 64)
         streamed = forecast_pass(one, per_layer, active * 256 - 1, 1).streamed_pages
         assert forecast_pass(shape, placement, active * 256 - 1, 1).streamed_pages <= streamed * pool.n_layers
-        return ring >= min(ratio * streamed, enough)
+        return ring >= min(ratio * streamed, Fraction(enough))
 
     def is_resident(ring: int) -> bool:
         return pool.deal(ring)[-1] >= active
@@ -221,7 +222,7 @@ def test_state_of_another_pool_is_refused() -> None:
         replace(state, starved=-1)
 
 
-BAD_FEEDBACK = {
+BAD_FEEDBACK: dict[str, dict[str, Any]] = {
     "epoch changed": {"epoch": 2, "samples": 90},
     "samples went back": {"samples": 49},
     "misses went back": {"samples": 90, "misses": 4},

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 
@@ -60,7 +61,7 @@ def waves(state: PolicyState, active: int) -> list[int]:
     return sorted(found)
 
 
-def seeded(slots: int, layers: int, ring: int, active: int, **counters: int) -> PolicyState:
+def seeded(slots: int, layers: int, ring: int, active: int, **counters: Any) -> PolicyState:
     """A state in the middle of decoding at ``active`` pages, with a feedback baseline."""
     return PolicyState(pool_of(slots, layers), ring, pressed_pages=active, baseline=BASELINE, **counters)
 
