@@ -121,7 +121,8 @@ class Model:
         blueprint: Blueprint | None = None
         try:
             config = ModelConfig.from_gguf(file)
-            ctx_tokens = check_context(config.n_ctx_train if ctx_size is None else ctx_size, config.n_ctx_train)
+            ctx_tokens = config.n_ctx_train if ctx_size is None else ctx_size
+            check_context(ctx_tokens, config.n_ctx_train)
             options = TargetOptions(cache_type(cache_type_k), cache_type(cache_type_v), ubatch_size, ctx_tokens, kv_rotation)
             core = Device(threads)
             blueprint = Blueprint(file, config, core, options, progress)

@@ -136,6 +136,9 @@ static kvs_status make_ring(kvs_pager *pager, kvs_lease *pool, uint32_t n_slots,
 /* Slots that keep their address and stay resident keep their page. */
 static void adopt_slots(kvs_pager *pager, kvs_slot *slots, uint32_t n_slots, uint32_t ring_slots, uint64_t base)
 {
+    for (uint32_t slot = 0; slot < n_slots; slot++) {
+        slots[slot].page_id = KVS_NO_PAGE;
+    }
     bool is_same_place = pager->slots != NULL && base == pager->base_address;
     for (uint32_t slot = ring_slots; is_same_place && slot < n_slots && slot < pager->n_slots; slot++) {
         if (slot >= pager->ring_slots) {
@@ -263,7 +266,7 @@ kvs_status kvs_pager_forget(kvs_pager *pager)
         return status;
     }
     for (uint32_t slot = pager->ring_slots; slot < pager->n_slots; slot++) {
-        pager->slots[slot].page_id = 0;
+        pager->slots[slot].page_id = KVS_NO_PAGE;
     }
     kvs_pager_rebuild_free(pager);
     pager->placement_generation++;
@@ -388,8 +391,8 @@ static kvs_status check_slots(const kvs_pager *pager)
     uint32_t n_free = 0;
     for (uint32_t slot = pager->ring_slots; slot < pager->n_slots; slot++) {
         const kvs_slot *held = &pager->slots[slot];
-        n_free += held->page_id == 0;
-        for (uint32_t other = slot + 1; held->page_id != 0 && other < pager->n_slots; other++) {
+        n_free += held->page_id == KVS_NO_PAGE;
+        for (uint32_t other = slot + 1; held->page_id != KVS_NO_PAGE && other < pager->n_slots; other++) {
             if (pager->slots[other].page_id == held->page_id && pager->slots[other].layer == held->layer) {
                 return corrupt(pager, "slot of a page that another slot holds too", other, slot);
             }
@@ -400,7 +403,7 @@ static kvs_status check_slots(const kvs_pager *pager)
     }
     for (uint32_t i = 0; i < pager->n_free; i++) {
         uint32_t slot = pager->free_slots[i];
-        if (slot < pager->ring_slots || slot >= pager->n_slots || pager->slots[slot].page_id != 0) {
+        if (slot < pager->ring_slots || slot >= pager->n_slots || pager->slots[slot].page_id != KVS_NO_PAGE) {
             return corrupt(pager, "free slot that is not free", slot, pager->n_slots);
         }
     }

@@ -49,7 +49,7 @@ kvs_status kvs_pager_reserve_pages(kvs_pager *pager, uint64_t n_pages)
 
 void kvs_pager_free_slot(kvs_pager *pager, uint32_t slot)
 {
-    pager->slots[slot].page_id = 0;
+    pager->slots[slot].page_id = KVS_NO_PAGE;
     pager->free_slots[pager->n_free++] = slot;
     pager->placement_generation++;
     if (kvs_device_has(pager->device, KVS_DEVICE_POISON_RELEASED)) {
@@ -63,7 +63,7 @@ void kvs_pager_rebuild_free(kvs_pager *pager)
     pager->n_free = 0;
     pager->evict_cursor = pager->ring_slots;
     for (uint32_t slot = pager->n_slots; slot-- > pager->ring_slots;) {
-        if (pager->slots[slot].page_id == 0) {
+        if (pager->slots[slot].page_id == KVS_NO_PAGE) {
             pager->free_slots[pager->n_free++] = slot;
         }
     }
@@ -82,7 +82,7 @@ kvs_status kvs_pager_select(kvs_pager *pager, kvs_seq *seq)
     for (uint32_t slot = pager->ring_slots; slot < pager->n_slots; slot++) {
         const kvs_slot *held = &pager->slots[slot];
         kvs_page_view view;
-        if (held->page_id != 0 && held->page < n_pages && kvs_seq_view_page(seq, held->page, &view) == KVS_OK &&
+        if (held->page_id != KVS_NO_PAGE && held->page < n_pages && kvs_seq_view_page(seq, held->page, &view) == KVS_OK &&
             view.page_id == held->page_id) {
             pager->where[held->layer][held->page] = slot;
         }
@@ -104,7 +104,7 @@ static bool evict_one(kvs_pager *pager)
     for (uint32_t tried = 0; tried < n_resident; tried++) {
         uint32_t slot = pager->evict_cursor;
         pager->evict_cursor = slot + 1 == pager->n_slots ? pager->ring_slots : slot + 1;
-        if (pager->slots[slot].page_id != 0 && !is_wanted(pager, slot)) {
+        if (pager->slots[slot].page_id != KVS_NO_PAGE && !is_wanted(pager, slot)) {
             kvs_pager_free_slot(pager, slot);
             return true;
         }

@@ -13,9 +13,12 @@
 #include "core/pager.h"
 #include "core/ring.h"
 
+/* In a free slot. Ids count up from 0 and never get here. */
+#define KVS_NO_PAGE UINT64_MAX
+
 /* A resident slot. A page has the same index in every sequence that shares it, so a slot is found again by index and id. */
 typedef struct kvs_slot {
-    uint64_t page_id; /* 0: free */
+    uint64_t page_id; /* KVS_NO_PAGE: free */
     uint64_t page;    /* index in the sequence */
     uint32_t layer;
     uint32_t reserved;

@@ -35,7 +35,7 @@ def last_error(device: Any) -> str:
     return text
 
 
-def make_struct(kind: str, **fields: Any) -> Any:
+def make_struct(kind: str, /, **fields: Any) -> Any:
     """A zeroed C struct with ``struct_size`` set, e.g. ``make_struct("kvs_device_desc", n_threads=2)``."""
     struct = ffi.new(f"{kind} *")
     struct.struct_size = ffi.sizeof(kind)

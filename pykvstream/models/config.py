@@ -46,8 +46,9 @@ class ModelConfig:
             raise Unsupported(f"architecture {arch!r} is not supported; supported: {', '.join(_ROPE_MODE)}")
         _refuse_experts(file, arch)
         n_embd = _size(file, f"{arch}.embedding_length")
-        n_heads = _uniform(file, f"{arch}.attention.head_count", None)
-        n_kv_heads = _uniform(file, f"{arch}.attention.head_count_kv", n_heads)
+        n_layers = _size(file, f"{arch}.block_count", _MAX_LAYERS)
+        n_heads = _uniform(file, f"{arch}.attention.head_count", n_layers)
+        n_kv_heads = _uniform(file, f"{arch}.attention.head_count_kv", n_layers, n_heads)
         if n_heads % n_kv_heads != 0:
             raise FormatError(f"{n_heads} query heads are no multiple of {n_kv_heads} KV heads",
                               key=f"{arch}.attention.head_count_kv")  # fmt: skip
@@ -55,13 +56,13 @@ class ModelConfig:
         config = cls(
             architecture=arch,
             name=file.get_str("general.name", default=""),
-            n_layers=_size(file, f"{arch}.block_count", _MAX_LAYERS),
+            n_layers=n_layers,
             n_embd=n_embd,
             n_heads=n_heads,
             n_kv_heads=n_kv_heads,
             head_dim_k=head_dim_k,
             head_dim_v=_head_dim(file, f"{arch}.attention.value_length", n_embd, n_heads),
-            n_ff=_uniform(file, f"{arch}.feed_forward_length", None),
+            n_ff=_uniform(file, f"{arch}.feed_forward_length", n_layers),
             n_vocab=_vocabulary(file),
             n_ctx_train=_size(file, f"{arch}.context_length"),
             norm_eps=_positive(file, f"{arch}.attention.layer_norm_rms_epsilon", None),
@@ -92,11 +93,11 @@ def _size(file: GgufFile, key: str, largest: int = 2**31 - 1) -> int:
     return value
 
 
-def _uniform(file: GgufFile, key: str, default: int | None) -> int:
+def _uniform(file: GgufFile, key: str, n_layers: int, default: int | None = None) -> int:
     """A size that may be stored per layer; all layers must agree."""
     if default is not None and key not in file.metadata:
         return default
-    values = {int(value) for value in file.get_ints(key)}
+    values = {int(value) for value in file.get_ints(key, count=n_layers)}
     if len(values) != 1:
         raise Unsupported(f"{key} differs between layers: {sorted(values)}")
     value = values.pop()

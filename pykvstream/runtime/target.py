@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from pykvstream.core.arena import Arena
 from pykvstream.core.device import Device
-from pykvstream.core.kv import ROTATE_K, ROTATE_V, Cache, KvLayer, Seq, record_layout
+from pykvstream.core.kv import Cache, KvFlag, KvLayer, Seq, record_layout
 from pykvstream.core.pager import Pager, PagerInfo
 from pykvstream.core.phase import PhaseCoordinator, PhaseRegion
 from pykvstream.core.tape import CancelFlag, Tape
@@ -65,12 +65,12 @@ class MemoryReport:
 
 def kv_layer(config: ModelConfig, options: TargetOptions) -> KvLayer:
     """The cache geometry of every layer. A quantized side is rotated where the head size allows it."""
-    flags = 0
+    flags = KvFlag.NONE
     if options.kv_rotation:
         if options.cache_type_k.name not in _UNROTATED and config.head_dim_k % _ROTATED_MULTIPLE == 0:
-            flags |= ROTATE_K
+            flags |= KvFlag.ROTATE_K
         if options.cache_type_v.name not in _UNROTATED and config.head_dim_v % _ROTATED_MULTIPLE == 0:
-            flags |= ROTATE_V
+            flags |= KvFlag.ROTATE_V
     return KvLayer(
         n_kv_heads=config.n_kv_heads,
         head_dim_k=config.head_dim_k,
