@@ -130,6 +130,11 @@ class Model:
         self.consume(self.submitted)
         self.poisoned = False
 
+    @property
+    def acquirable(self) -> int:
+        """The end of the last run that may start before more is consumed."""
+        return max((run.end for run in self.runs if run.gate <= self.consumed), default=0)
+
     def gate_of(self, demand: int) -> int:
         return next(run.gate for run in self.runs if run.end > demand)
 
@@ -213,8 +218,11 @@ class RingMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def consume(self, data: st.DataObject) -> None:
         model = self.model
+        limit = model.ready + 1 if self.deferred else model.acquirable
+        end = data.draw(st.integers(max(model.consumed - 1, 0), limit))
+        if not self.deferred:
+            self.ring.acquire(end)  # the copy thread decides when; the model must not
         ready = self.ring.info.ready_pages
-        end = data.draw(st.integers(max(model.consumed - 1, 0), ready + (1 if self.deferred else 0)))
         if model.poisoned:
             with pytest.raises(Poisoned):
                 self.ring.consume(end)
