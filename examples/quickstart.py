@@ -1,0 +1,23 @@
+"""A conversation whose history does not fit its arena: ``python examples/quickstart.py [MODEL.gguf]``."""
+
+from __future__ import annotations
+
+import sys
+
+from pykvstream.engine import Model
+
+
+def main(model_path: str = "demo") -> None:
+    with Model.open(model_path, arena_mib=12, ctx_size=4096) as model, model.session(seed=1) as session:
+        for question in ("Name three rivers in Europe.", "Which of them is the longest?"):
+            print(f"> {question}")
+            for piece in session.chat(question, max_tokens=64):
+                print(piece.text, end="", flush=True)
+            print()
+        stats = session.stats
+        print(f"{stats.history_bytes} bytes of history, an arena of {stats.arena_bytes} bytes,")
+        print(f"{stats.streamed_bytes} bytes streamed, {stats.decode_tokens_per_s:.1f} tokens/s")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
