@@ -29,7 +29,7 @@ from pykvstream.gguf import TYPES_BY_ID, GgmlType, GgufFile
 from pykvstream.models import ModelConfig
 from pykvstream.runtime.admission import check_context, check_host_memory, host_memory_available
 from pykvstream.runtime.layout import ArenaPlan, recommended_arena_bytes
-from pykvstream.runtime.session import LogitsWanted, SessionStats, TokenSession
+from pykvstream.runtime.session import ForwardProgress, LogitsWanted, SessionStats, TokenSession
 from pykvstream.runtime.target import Blueprint, MemoryReport, Phase, Progress, Target, TargetOptions
 from pykvstream.sampling import Sampler, SamplerState, SamplingParams, fork_seed
 from pykvstream.text.chat import ChatTemplate, encode_chat
@@ -228,9 +228,10 @@ class Session:
         logits: LogitsWanted = "last",
         phase: Phase = Phase.PREFILL,
         out: NDArray[np.float32] | None = None,
+        on_progress: ForwardProgress | None = None,
     ) -> NDArray[np.float32]:
         """Append tokens and run the model over them; see ``TokenSession.forward``."""
-        return self._core.forward(token_ids, logits=logits, phase=phase, out=out)
+        return self._core.forward(token_ids, logits=logits, phase=phase, out=out, on_progress=on_progress)
 
     def truncate(self, n_tokens: int) -> None:
         """Keep the first ``n_tokens`` tokens."""
@@ -253,17 +254,20 @@ class Session:
         params: SamplingParams | None = None,
         stop: Sequence[str] = (),
         ignore_eos: bool = False,
+        on_progress: ForwardProgress | None = None,
     ) -> Iterator[Piece]:
         """Append a prompt and yield the continuation, one piece per token.
 
         ``max_tokens`` below 0: until the model or the context ends. ``stop``: strings that end the text (they are not part of it).
+        ``on_progress(done, total)`` is called after each pass over the prompt.
         Afterwards ``stop_reason`` says why it ended: ``eos``, ``stop``, ``length``, ``context_full`` or ``cancelled``. Dropping the
         iterator early keeps what was emitted. Raises ``NumericError`` (with the position) instead of emitting a token from broken logits.
         """
         ids = self.model.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         self.stop_reason = None
         self._core.clear_cancel()
-        return _Generation(self, self._core, params or SamplingParams(), stop, max_tokens, ignore_eos).run(ids)
+        generation = _Generation(self, self._core, params or SamplingParams(), stop, max_tokens, ignore_eos)
+        return generation.run(ids, on_progress)
 
     def chat(
         self,
@@ -274,10 +278,11 @@ class Session:
         params: SamplingParams | None = None,
         stop: Sequence[str] = (),
         template: ChatTemplate | None = None,
+        on_progress: ForwardProgress | None = None,
     ) -> Iterator[Piece]:
         """Say something and yield the answer. ``system`` counts in the first message only."""
         ids = self.next_turn(message, system=system, template=template)
-        return self.generate(ids, max_tokens=max_tokens, params=params, stop=stop)
+        return self.generate(ids, max_tokens=max_tokens, params=params, stop=stop, on_progress=on_progress)
 
     def next_turn(self, message: str, *, system: str | None = None, template: ChatTemplate | None = None) -> list[int]:
         """Token ids that a user's turn appends to this conversation, up to where the answer begins.
@@ -338,16 +343,16 @@ class _Generation:
         self._eog = frozenset() if ignore_eos else frozenset(tokenizer.eog_ids)
         self._max_tokens = max_tokens
 
-    def run(self, ids: Sequence[int]) -> Iterator[Piece]:
+    def run(self, ids: Sequence[int], on_progress: ForwardProgress | None) -> Iterator[Piece]:
         if not ids and not self._core.tokens:
             raise InvalidArgument("an empty prompt in an empty conversation")
         try:
-            yield from self._pieces(ids)
+            yield from self._pieces(ids, on_progress)
         except Cancelled:
             self._session.stop_reason = "cancelled"
 
-    def _pieces(self, ids: Sequence[int]) -> Iterator[Piece]:
-        logits = self._forward(ids, Phase.PREFILL)
+    def _pieces(self, ids: Sequence[int], on_progress: ForwardProgress | None) -> Iterator[Piece]:
+        logits = self._forward(ids, Phase.PREFILL, on_progress)
         n_emitted = 0
         while logits is not None and self._session.stop_reason is None:
             if n_emitted == self._max_tokens:
@@ -360,12 +365,14 @@ class _Generation:
         if self._session.stop_reason is None:
             self._session.stop_reason = "length"
 
-    def _forward(self, ids: Sequence[int], phase: Phase) -> NDArray[np.float32] | None:
+    def _forward(
+        self, ids: Sequence[int], phase: Phase, on_progress: ForwardProgress | None = None
+    ) -> NDArray[np.float32] | None:
         """Logits for the next token; ``None`` when the context ends here."""
         if phase is Phase.DECODE and self._core.n_cached == self._core.ctx_tokens:
             self._session.stop_reason = "context_full"
             return None
-        logits = self._core.forward(ids or self._resume(), phase=phase)
+        logits = self._core.forward(ids or self._resume(), phase=phase, on_progress=on_progress)
         if phase is Phase.PREFILL:
             self._sampler.restore(SamplerState(seed=self._session.seed, tokens=self._core.tokens))
         return logits

@@ -9,7 +9,7 @@ A token that was chosen but not yet run is *pending*: it belongs to the conversa
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
 
@@ -24,6 +24,9 @@ from pykvstream.runtime.layout import PAGE_TOKENS
 from pykvstream.runtime.target import Phase, Target, as_tokens
 
 LogitsWanted = Literal["last", "all", "none"]
+
+ForwardProgress = Callable[[int, int], None]
+"""``on_progress(done, total)`` after each pass: tokens run so far, and tokens of the whole call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +118,7 @@ class TokenSession:
         logits: LogitsWanted = "last",
         phase: Phase = Phase.PREFILL,
         out: NDArray[np.float32] | None = None,
+        on_progress: ForwardProgress | None = None,
     ) -> NDArray[np.float32]:
         """Run pending tokens and ``token_ids``; returns logits ``[m, vocab rows]``.
 
@@ -137,7 +141,7 @@ class TokenSession:
         first_out = int(ids.size) - n_out
         before = len(self._tokens)
         try:
-            self._run_chunks(ids, first_out, rows, phase)
+            self._run_chunks(ids, first_out, rows, phase, on_progress)
         except BaseException as error:
             if isinstance(error, Cancelled):
                 self._cancel.clear()
@@ -147,7 +151,14 @@ class TokenSession:
             raise
         return rows
 
-    def _run_chunks(self, ids: NDArray[np.uint32], first_out: int, rows: NDArray[np.float32], phase: Phase) -> None:
+    def _run_chunks(
+        self,
+        ids: NDArray[np.uint32],
+        first_out: int,
+        rows: NDArray[np.float32],
+        phase: Phase,
+        on_progress: ForwardProgress | None,
+    ) -> None:
         self._target.enter(phase)
         position = self.n_cached
         done = 0
@@ -162,6 +173,8 @@ class TokenSession:
             done += n
             position += n
             self._tokens[position - n : position] = ids[done - n : done].tolist()
+            if on_progress is not None:
+                on_progress(done, int(ids.size))
 
     def _reconcile(self) -> None:
         """An interrupt may have struck between two statements: the cache decides what was run."""
