@@ -377,6 +377,41 @@ static void retire_behind_a_completed_or_abandoned_fence_ends_at_once(void)
     kvs_device_release(device);
 }
 
+typedef struct peeker {
+    kvs_fence_waiter waiter; /* first: the address is that of the peeker */
+    kvs_arena *arena;
+    uint32_t n_draining;
+} peeker;
+
+static void peek(kvs_fence_waiter *waiter)
+{
+    peeker *peeker = (struct peeker *)(void *)waiter;
+    peeker->n_draining = info_of(peeker->arena).n_draining;
+}
+
+/* The fence is complete, its lease has not been told yet: whoever asks now must see the region
+ * free. */
+static void lease_collected_before_its_fence_tells_it_ends_once(void)
+{
+    kvs_device *device = make_device();
+    kvs_arena *arena = make_arena(device);
+    commit_two(arena);
+    kvs_lease *lease = NULL;
+    kvs_fence *fence = NULL;
+    CHECK_OK(kvs_arena_acquire(arena, 2, &lease));
+    CHECK_OK(kvs_fence_create(device, &fence));
+    CHECK_OK(kvs_lease_retire(lease, fence));
+    peeker peeker = {.waiter.completed = peek, .arena = arena, .n_draining = 77};
+    CHECK(kvs_fence_add_waiter(fence, &peeker.waiter)); /* the newest waiter is told first */
+    CHECK_OK(kvs_fence_signal(fence, KVS_OK));
+    CHECK_U64(peeker.n_draining, 0);
+    CHECK_U64(info_of(arena).n_draining, 0);
+    kvs_fence_release(fence);
+    kvs_arena_release(arena);
+    CHECK_U64(device_info(device).live_objects, 0);
+    kvs_device_release(device);
+}
+
 static void released_arena_lives_until_its_last_lease(void)
 {
     kvs_device *device = make_device();
@@ -653,6 +688,7 @@ int main(void)
     draining_region_blocks_the_commit_until_the_fence(KVS_OK);
     draining_region_blocks_the_commit_until_the_fence(KVS_EIO);
     retire_behind_a_completed_or_abandoned_fence_ends_at_once();
+    lease_collected_before_its_fence_tells_it_ends_once();
     released_arena_lives_until_its_last_lease();
     for (uint64_t seed = 1; seed <= 8; seed++) {
         random_scripts_follow_the_model(seed * 0x9e3779b97f4a7c15u);

@@ -320,6 +320,8 @@ static void failing_undo_at_every_place_poisons_and_rebuild_heals(void)
         CHECK_U64(arena_info(&world).n_leases, 0); /* so that it can be tried again */
         world.fail_step = NEVER;
         world.reenters = true;
+        world.cancel_step = KVS_STEP_BIND; /* a rebuild cannot be cancelled */
+        world.cancel_consumer = 0;
         CHECK_OK(kvs_coordinator_rebuild(world.coordinator, 0));
         CHECK(info_of(&world).state == KVS_COORDINATOR_IDLE && info_of(&world).phase == 0);
         CHECK_U64(work_bytes(&world), 4096);
@@ -516,6 +518,59 @@ static void released_or_quiesced_arena_refuses_moves(void)
     tear_down(&world);
 }
 
+/* Tries to take a lease at every callback, and notes at which it was refused. */
+static int try_lease(world *world, int place)
+{
+    kvs_lease *lease = NULL;
+    const kvs_status status = kvs_arena_acquire(world->arena, SHARED, &lease);
+    CHECK(status == KVS_OK || status == KVS_EBUSY);
+    kvs_lease_release(lease);
+    if (status == KVS_EBUSY) {
+        note(world, place);
+    }
+    return KVS_OK;
+}
+
+static int try_lease_forward(void *user, int step, uint32_t phase)
+{
+    (void)phase;
+    (void)try_lease(user, 2000 + step);
+    return step == KVS_STEP_ACTIVATE ? KVS_EIO : KVS_OK;
+}
+
+static int try_lease_back(void *user, int step, uint32_t phase)
+{
+    (void)phase;
+    return try_lease(user, 3000 + step);
+}
+
+static void nobody_comes_between_a_check_of_leases_and_the_commit(void)
+{
+    world world;
+    set_up(&world);
+    CHECK_OK(kvs_coordinator_transition(world.coordinator, 0));
+    const kvs_consumer other = {.struct_size = sizeof other,
+                                .user = &world,
+                                .run = try_lease_forward,
+                                .undo = try_lease_back};
+    CHECK_OK(kvs_coordinator_add_consumer(world.coordinator, &other));
+    world.n_trace = 0;
+    CHECK_STATUS(kvs_coordinator_transition(world.coordinator, 1), KVS_EIO);
+    static const int refused[] = {2000 + KVS_STEP_STOP, 2000 + KVS_STEP_DRAIN,
+                                  2000 + KVS_STEP_INVALIDATE, 2000 + KVS_STEP_RELEASE,
+                                  3000 + KVS_STEP_BIND};
+    int at = 0;
+    for (int i = 0; i < world.n_trace; i++) {
+        if (world.trace[i] >= 2000) {
+            CHECK(at < 5 && world.trace[i] == refused[at]);
+            at++;
+        }
+    }
+    CHECK_U64(at, 5);
+    CHECK_U64(info_of(&world).phase, 0);
+    tear_down(&world);
+}
+
 static int release_owner(void *user, int step, uint32_t phase)
 {
     world *world = user;
@@ -570,6 +625,7 @@ int main(void)
     admitted_work_blocks_moves_and_tickets_are_exact();
     registration_refuses_what_cannot_work();
     released_or_quiesced_arena_refuses_moves();
+    nobody_comes_between_a_check_of_leases_and_the_commit();
     release_inside_a_callback_is_survived();
     positive_answer_is_a_failure();
     return check_finish();

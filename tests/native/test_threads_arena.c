@@ -4,6 +4,7 @@
 #include "kvstream/phase.h"
 
 #include <pthread.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -252,6 +253,51 @@ static void hook_is_replaced_while_threads_call_it(void)
     kvs_device_release(shared.device);
 }
 
+/* Lingers in the hook: nobody may learn that it was removed before it has returned. */
+static int linger(void *user, int point, uint64_t index)
+{
+    shared *shared = user;
+    (void)point;
+    (void)index;
+    atomic_store(&shared->n_first, 1);
+    for (int i = 0; i < 2000; i++) {
+        (void)sched_yield();
+        CHECK(atomic_load(&shared->stop) == 0);
+    }
+    return 0;
+}
+
+static void *remove_hook(void *argument)
+{
+    worker *worker = argument;
+    if (worker->index == 0) {
+        while (atomic_load(&worker->shared->n_first) == 0) {
+            (void)sched_yield();
+        }
+        CHECK_OK(kvs_device_set_hook(worker->shared->device, NULL, NULL));
+        atomic_store(&worker->shared->stop, 1);
+    }
+    return NULL;
+}
+
+static void call_hook(shared *shared)
+{
+    kvs_fence *fence = NULL;
+    CHECK_OK(kvs_fence_create(shared->device, &fence));
+    kvs_fence_release(fence);
+}
+
+static void removed_hook_has_returned(void)
+{
+    shared shared;
+    set_up(&shared);
+    CHECK_OK(kvs_device_set_hook(shared.device, linger, &shared));
+    run_workers(&shared, remove_hook, call_hook);
+    CHECK_U64(atomic_load(&shared.stop), 1);
+    kvs_arena_release(shared.arena);
+    kvs_device_release(shared.device);
+}
+
 /* The owner lets go first; whoever is last, on whatever thread, takes everything down. */
 static void *drop_last_lease(void *argument)
 {
@@ -340,6 +386,7 @@ int main(void)
     of_many_signals_one_counts();
     each_thread_reads_its_own_failure();
     hook_is_replaced_while_threads_call_it();
+    removed_hook_has_returned();
     last_release_may_come_from_any_thread();
     transitions_are_cancelled_from_other_threads();
     return check_finish();
