@@ -6,8 +6,9 @@
  * prefix nor tail streams, page by page, once per pass.
  *
  * For a pass over n rows of a sequence with c committed tokens and a layer that may keep r pages:
- *     active = ceil((c + n) / 256), first tail page t = floor(c / 256), prefix = active <= r ? t : min(t, r - tail_pages)
- * tail_pages = ceil(max_rows / 256) + 1. Nothing here changes a bit of any result.
+ *     active = ceil((c + n) / 256), first tail page t = floor(c / 256), prefix = active <= r ? t : min(t, r - (active - t))
+ * so that a layer streams active - r pages. Since a pass writes at most tail_pages = ceil(max_rows / 256) + 1 pages, r is at
+ * least that, or the whole context. Nothing here changes a bit of any result.
  */
 #ifndef KVSTREAM_PAGER_H
 #define KVSTREAM_PAGER_H
@@ -26,7 +27,7 @@ typedef struct kvs_pager kvs_pager;
 typedef struct kvs_placement {
     uint32_t struct_size;
     uint32_t n_layers;
-    const uint32_t *resident_pages; /* [n_layers], tail included; each at least tail_pages(max_rows) */
+    const uint32_t *resident_pages; /* [n_layers], tail included; each at least tail_pages, or the context */
     uint32_t ring_slots;            /* 0 only where nothing can stream */
     uint32_t max_rows;              /* widest pass under this placement */
 } kvs_placement;

@@ -10,7 +10,7 @@ uint64_t kvs_pager_prefix(const kvs_pager *pager, uint32_t layer, uint64_t tail_
     if (active_pages <= capacity) {
         return tail_first;
     }
-    uint64_t room = capacity - pager->tail_pages;
+    uint64_t room = capacity - (active_pages - tail_first);
     return tail_first < room ? tail_first : room;
 }
 

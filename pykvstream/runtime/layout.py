@@ -8,8 +8,8 @@ Holds: a ``Pool`` that exists is large enough; ``Pool.deal`` uses every slot; a 
 The pool starts at offset 0 in every phase, so that a slot keeps its address when the workspace behind it
 grows or shrinks, and pages in slots that both phases have stay where they are.
 
-Resident pages are dealt evenly. Giving some layers everything and letting a few stream the rest moves up to
-``n_layers * (tail_pages - 1)`` fewer pages per pass, but then ring slots come free only while those few
+Resident pages are dealt evenly. Giving some layers everything and letting a few stream the rest moves no
+fewer pages per pass, but then ring slots come free only while those few
 layers attend, and the ring has to hold all that the bus brings in between. Where copies run in demand order
 across layers and passes, limited by free slots alone, equal layers keep the bus busy with the smallest ring,
 and ring slots are what residency is paid with.
@@ -372,7 +372,8 @@ def forecast_pass(
     if lowest < min(tail, active):
         raise InvalidArgument(f"a pass over {active} pages does not fit a placement of {lowest} per layer")
     prefixes = [
-        first_tail if active <= pages else min(first_tail, pages - tail) for pages in placement.resident_pages
+        first_tail if active <= pages else min(first_tail, pages - (active - first_tail))
+        for pages in placement.resident_pages
     ]
     streamed = [first_tail - prefix for prefix in prefixes]
     return PassForecast(

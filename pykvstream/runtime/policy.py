@@ -226,21 +226,21 @@ def enough_slots(config: PolicyConfig, pool: Pool, costs: Costs) -> int:
     return min(arriving + run, pool.n_slots)
 
 
-def overlap_target(pool: Pool, active_pages: int, streamed_at_none: int, ratio: float, enough: int) -> int:
+def overlap_target(pool: Pool, active_pages: int, ratio: float, enough: int) -> int:
     """Return the most pages ``r`` a layer may keep with a ring that still suffices.
 
     The largest ``r`` from the tail up to ``active_pages`` and what leaves the smallest ring, with ``r ==
-    active_pages`` or ``n_slots - r * n_layers >= min(ratio * (streamed_at_none - r), enough)``; the tail
-    where there is none. ``streamed_at_none - r`` is what one layer streams. Each side of the ``min`` is
+    active_pages`` or ``n_slots - r * n_layers >= min(ratio * (active_pages - r), enough)``; the tail where
+    there is none. ``active_pages - r`` is what one layer streams. Each side of the ``min`` is
     linear in ``r``, so the answer is a division, not a search.
     """
     slots, layers, exact = pool.n_slots, pool.n_layers, Fraction(ratio)
     top = min(active_pages, (slots - pool.ring_floor) // layers)
-    if top == active_pages or slots - top * layers >= exact * (streamed_at_none - top):
+    if top == active_pages or slots - top * layers >= exact * (active_pages - top):
         return top
     best = (slots - enough) // layers
     if exact < layers:
-        best = max(best, math.floor((slots - exact * streamed_at_none) / (layers - exact)))
+        best = max(best, math.floor((slots - exact * active_pages) / (layers - exact)))
     return max(pool.floor_pages, min(best, top))
 
 
@@ -251,13 +251,12 @@ def ring_target(
 
     Where everything fits, the largest ring that leaves it so.
     """
-    streamed_at_none = active_pages - pages_of(query_rows) + pool.tail_pages
     enough = enough_slots(config, pool, costs)
-    resident = overlap_target(pool, active_pages, streamed_at_none, config.overlap_ratio, enough)
+    resident = overlap_target(pool, active_pages, config.overlap_ratio, enough)
     largest = min(pool.n_slots - resident * pool.n_layers, pool.ring_cap)
     if resident >= active_pages:
         return max(pool.ring_floor, largest)
-    wanted = min(math.ceil(Fraction(config.overlap_ratio) * (streamed_at_none - resident)), enough)
+    wanted = min(math.ceil(Fraction(config.overlap_ratio) * (active_pages - resident)), enough)
     smallest = max(pool.ring_floor, largest - pool.n_layers + 1)
     return min(max(wanted, smallest), largest)
 
