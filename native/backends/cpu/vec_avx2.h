@@ -10,7 +10,9 @@
 #include "backends/cpu/mathf.h"
 
 #define V_WIDTH 8u
-#define V_PANEL 2u /* vectors of a register tile */
+#define V_PANEL 2u  /* vectors of a register tile */
+#define V_GROUPS 1u /* token vectors that a fused score walks at once */
+#define V_FUSED 3u  /* queries of a page up to which nothing is stored decoded: their sums fit the registers */
 
 typedef __m256 vf;
 typedef __m256i vi;
@@ -62,6 +64,7 @@ static inline vi v_and(vi a, uint32_t mask) { return (vi)((v_u32)a & mask); }
 static inline vi v_or(vi a, vi b) { return _mm256_or_si256(a, b); }
 static inline vi v_shr(vi a, uint32_t n) { return (vi)((v_u32)a >> n); }
 static inline vi v_shl(vi a, uint32_t n) { return (vi)((v_u32)a << n); }
+static inline vi v_as_int(vf a) { return _mm256_castps_si256(a); }
 static inline vf v_as_float(vi a) { return _mm256_castsi256_ps(a); }
 static inline vf v_convert(vi a) { return _mm256_cvtepi32_ps(a); }
 
@@ -86,10 +89,9 @@ static inline vf v_load_bf16(const uint8_t *p)
     return v_as_float(v_shl(_mm256_cvtepu16_epi32(half), 16));
 }
 
-/* One float16 in all lanes. */
-static inline vf v_set1_f16(const uint8_t *p)
+static inline float v_one_f16(const uint8_t *p)
 {
-    return _mm256_cvtph_ps(_mm_set1_epi16((short)kvs_get_u16(p)));
+    return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(kvs_get_u16(p))));
 }
 
 /* Signed byte i of each lane. */

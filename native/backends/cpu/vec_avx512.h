@@ -10,7 +10,9 @@
 #include "backends/cpu/mathf.h"
 
 #define V_WIDTH 16u
-#define V_PANEL 4u /* vectors of a register tile */
+#define V_PANEL 4u  /* vectors of a register tile */
+#define V_GROUPS 2u /* token vectors that a fused score walks at once, to hide the latency of its chains */
+#define V_FUSED 6u  /* queries of a page up to which nothing is stored decoded: their sums fit the registers */
 
 typedef __m512 vf;
 typedef __m512i vi;
@@ -57,6 +59,7 @@ static inline vi v_and(vi a, uint32_t mask) { return (vi)((v_u32)a & mask); }
 static inline vi v_or(vi a, vi b) { return _mm512_or_si512(a, b); }
 static inline vi v_shr(vi a, uint32_t n) { return (vi)((v_u32)a >> n); }
 static inline vi v_shl(vi a, uint32_t n) { return (vi)((v_u32)a << n); }
+static inline vi v_as_int(vf a) { return _mm512_castps_si512(a); }
 static inline vf v_as_float(vi a) { return _mm512_castsi512_ps(a); }
 static inline vf v_convert(vi a) { return _mm512_cvtepi32_ps(a); }
 
@@ -81,10 +84,9 @@ static inline vf v_load_bf16(const uint8_t *p)
     return v_as_float(v_shl(_mm512_cvtepu16_epi32(half), 16));
 }
 
-/* One float16 in all lanes. */
-static inline vf v_set1_f16(const uint8_t *p)
+static inline float v_one_f16(const uint8_t *p)
 {
-    return _mm512_cvtph_ps(_mm256_set1_epi16((short)kvs_get_u16(p)));
+    return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(kvs_get_u16(p))));
 }
 
 /* Signed byte i of each lane: a byte dot product with one weight of 1. */
