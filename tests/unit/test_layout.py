@@ -121,11 +121,11 @@ def test_forecast_by_hand() -> None:
     within = forecast_pass(shape, placement, 4 * 256 - 1, 1)
     assert (within.active_pages, within.resident_pages, within.streamed_pages) == (4, 8, 0)
     split = forecast_pass(shape, placement, 5 * 256 - 1, 1)
-    assert (split.active_pages, split.streamed_pages, split.streamed_bytes) == (5, 2, 400)
-    assert split.resident_pages == 5 + 3
+    assert (split.active_pages, split.streamed_pages, split.streamed_bytes) == (5, 1, 200)
+    assert split.resident_pages == 5 + 4
     both = forecast_pass(shape, placement, 9 * 256, 64)
-    assert (both.active_pages, both.streamed_pages) == (10, (9 - 4) + (9 - 2))
-    assert both.streamed_bytes == 5 * 300 + 7 * 200
+    assert (both.active_pages, both.streamed_pages) == (10, (10 - 6) + (10 - 4))
+    assert both.streamed_bytes == 4 * 300 + 6 * 200
 
 
 def test_contexts_give_pages_of_the_pass_that_ends_them() -> None:
