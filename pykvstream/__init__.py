@@ -1,0 +1,44 @@
+"""Exact long conversations on models whose key/value cache does not fit in device memory.
+
+    from pykvstream import Model
+
+    with Model.open("demo", arena_mib=16) as model, model.session(seed=1) as session:
+        for piece in session.chat("Name three rivers."):
+            print(piece.text, end="", flush=True)
+
+The names below are the public Python interface; they are imported when first used, so that reading a file's metadata
+(``pykvstream.gguf``) needs neither the native core nor the tokenizer.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pykvstream.engine import Model, Piece, Session
+    from pykvstream.errors import KvStreamError
+    from pykvstream.gguf import GgufFile
+    from pykvstream.runtime.session import SessionStats
+    from pykvstream.runtime.target import Phase
+    from pykvstream.sampling import SamplingParams
+
+__all__ = ["GgufFile", "KvStreamError", "Model", "Phase", "Piece", "SamplingParams", "Session", "SessionStats"]
+__version__ = "0.1.0"
+
+_HOME = {
+    "GgufFile": "pykvstream.gguf",
+    "KvStreamError": "pykvstream.errors",
+    "Model": "pykvstream.engine",
+    "Phase": "pykvstream.runtime.target",
+    "Piece": "pykvstream.engine",
+    "SamplingParams": "pykvstream.sampling",
+    "Session": "pykvstream.engine",
+    "SessionStats": "pykvstream.runtime.session",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)
