@@ -169,10 +169,23 @@ class Model:
         return ChatTemplate(source, tokenizer.bos_token or "", tokenizer.eos_token or "")
 
     def encode_chat(
-        self, messages: Sequence[Mapping[str, object]], *, template: ChatTemplate | None = None, **variables: object
+        self,
+        messages: Sequence[Mapping[str, object]],
+        *,
+        template: ChatTemplate | None = None,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        add_generation_prompt: bool = True,
+        **variables: object,
     ) -> list[int]:
         """Token ids of a conversation, ready for the answer. User text never becomes a special token."""
-        return encode_chat(self.tokenizer, template or self.chat_template, messages, **variables)
+        return encode_chat(
+            self.tokenizer,
+            template or self.chat_template,
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            **variables,
+        )
 
     def session(self, *, ctx_size: int | None = None, seed: int = 0) -> Session:
         """An empty conversation of up to ``ctx_size`` tokens (default: as the model was opened)."""
