@@ -73,6 +73,8 @@ typedef struct kvs_device_info {
     uint64_t live_objects;       /* objects of every kind that still exist, the device not counted */
     uint64_t copies;             /* finished copies of both directions */
     uint64_t copied_bytes;       /* their payload */
+    uint64_t loaded_bytes;       /* the part that went from history to the device */
+    uint64_t load_ns;            /* time the copy engine spent on it */
 } kvs_device_info;
 
 /* Create a device with its worker threads and copy thread.

@@ -47,8 +47,11 @@ typedef struct kvs_pager_info {
     uint64_t loaded_bytes;
     uint64_t published_bytes;      /* written to host history */
     uint64_t copies;               /* history to device, runs */
-    uint64_t stalls;               /* waits of a pass for a page that was not there yet */
+    uint64_t waves;                /* of streamed pages */
+    uint64_t stalls;               /* of these, waves that found a page not there yet */
     uint64_t stall_ns;
+    uint64_t gap_ns;               /* of the newest pass: the longest time between two waves of streamed pages */
+    uint64_t peak_pages;           /* of the newest pass: most pages that lay ready in the ring */
 } kvs_pager_info;
 
 /* What a pass over a sequence will find: all metadata, nothing moves. */

@@ -25,6 +25,8 @@ struct kvs_device {
     _Atomic uint64_t device_peak_bytes;
     _Atomic uint64_t copies;
     _Atomic uint64_t copied_bytes;
+    _Atomic uint64_t loaded_bytes;
+    _Atomic uint64_t load_ns;
     _Atomic uint64_t failed_copies;
 };
 
@@ -140,6 +142,8 @@ kvs_status kvs_device_get_info(kvs_device *device, kvs_device_info *info)
     info->live_objects = load(&device->live_objects);
     info->copies = load(&device->copies);
     info->copied_bytes = load(&device->copied_bytes);
+    info->loaded_bytes = load(&device->loaded_bytes);
+    info->load_ns = load(&device->load_ns);
     return KVS_OK;
 }
 
@@ -251,12 +255,16 @@ void kvs_device_count_bytes(kvs_device *device, int64_t delta)
     }
 }
 
-void kvs_device_count_copy(kvs_device *device, const kvs_copy *copy)
+void kvs_device_count_copy(kvs_device *device, const kvs_copy *copy, uint64_t spent_ns)
 {
+    const uint64_t n_bytes = copy->n_bytes * copy->n_pieces;
     add(&device->copies, 1);
-    add(&device->copied_bytes, copy->n_bytes * copy->n_pieces);
+    add(&device->copied_bytes, n_bytes);
     if (copy->is_out != 0) {
         kvs_histories_touch(&device->histories, copy);
+    } else {
+        add(&device->loaded_bytes, n_bytes);
+        add(&device->load_ns, spent_ns);
     }
 }
 

@@ -23,7 +23,7 @@ static inline bool kvs_device_has(const kvs_device *device, kvs_device_flag flag
     return (kvs_device_flags(device) & (uint32_t)flag) != 0;
 }
 /* A copy has finished and moved its bytes. thread: any (the copy thread) */
-void kvs_device_count_copy(kvs_device *device, const kvs_copy *copy);
+void kvs_device_count_copy(kvs_device *device, const kvs_copy *copy, uint64_t spent_ns);
 /* A copy has failed: kvs_device_run_copies reports it. thread: any (the copy thread) */
 void kvs_device_count_failed_copy(kvs_device *device);
 

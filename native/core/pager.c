@@ -376,8 +376,11 @@ kvs_status kvs_pager_get_info(kvs_pager *pager, kvs_pager_info *info)
                              .loaded_bytes = pager->loaded_bytes,
                              .published_bytes = pager->published_bytes,
                              .copies = pager->copies + ring.copies,
+                             .waves = pager->waves,
                              .stalls = pager->past_stalls + ring.stalls,
-                             .stall_ns = pager->past_stall_ns + ring.stall_ns};
+                             .stall_ns = pager->past_stall_ns + ring.stall_ns,
+                             .gap_ns = pager->gap_ns,
+                             .peak_pages = pager->peak_pages};
     return KVS_OK;
 }
 

@@ -2,6 +2,7 @@
  * resident, layer by layer, then what streams, then what the next pass will stream. After that the pass only waits for
  * counters. The ring's demands continue over the end of a pass, so that the first layers of the next one are on their way
  * while its token is being chosen. */
+#include "base/sync.h"
 #include "core/pager_state.h"
 
 uint64_t kvs_pager_prefix(const kvs_pager *pager, uint32_t layer, uint64_t tail_first, uint64_t active_pages)
@@ -400,6 +401,9 @@ kvs_status kvs_pager_begin(kvs_pager *pager, kvs_seq *seq, uint32_t n_rows)
         return status;
     }
     pager->is_in_pass = true;
+    pager->released_ns = 0;
+    pager->gap_ns = 0;
+    pager->peak_pages = 0;
     shape_pass(pager, n_rows);
     status = open_pass(pager);
     if (status != KVS_OK) {
@@ -421,10 +425,23 @@ kvs_status kvs_pager_view_pass(kvs_pager *pager, kvs_pass_view *view)
     return KVS_OK;
 }
 
+/* What the policy is told: how full the ring was, and how long nothing was consumed. */
+static void observe_wave(kvs_pager *pager)
+{
+    uint64_t lying = kvs_ring_ready(pager->ring) - kvs_ring_consumed(pager->ring);
+    pager->peak_pages = lying > pager->peak_pages ? lying : pager->peak_pages;
+    pager->waves++;
+    if (pager->released_ns != 0) {
+        uint64_t gap = kvs_clock_ns() - pager->released_ns;
+        pager->gap_ns = gap > pager->gap_ns ? gap : pager->gap_ns;
+    }
+}
+
 /* A ring wave is everything that is ready, at least half of what the ring can hold: long enough to keep all threads busy,
  * short enough that copies of the next wave run beside it. */
 static kvs_status acquire_streamed(kvs_pager *pager, const kvs_pass_layer *pass, uint64_t page_begin, uint64_t *page_end)
 {
+    observe_wave(pager);
     uint64_t first = pass->first_demand + page_begin - pass->prefix;
     uint64_t layer_end = pass->first_demand + pager->tail_first - pass->prefix;
     uint64_t half = kvs_ring_open_slots(pager->ring) / 2;
@@ -468,6 +485,7 @@ kvs_status kvs_pager_release_wave(kvs_pager *pager, uint32_t layer, uint64_t pag
     uint64_t n_pages = page_end - page_begin;
     pager->streamed_pages += n_pages;
     pager->streamed_bytes += n_pages * kvs_cache_record(pager->cache, layer)->record_bytes;
+    pager->released_ns = kvs_clock_ns();
     return kvs_ring_consume(pager->ring, pass->first_demand + page_end - pass->prefix);
 }
 

@@ -90,6 +90,9 @@ struct kvs_pager {
     uint64_t placement_generation;
     uint64_t streamed_pages, streamed_bytes, loaded_pages, loaded_bytes, published_bytes, copies;
     uint64_t past_stalls, past_stall_ns; /* of rings that are gone */
+    uint64_t waves;
+    uint64_t released_ns; /* when the newest wave of streamed pages was given back; 0 before the first of a pass */
+    uint64_t gap_ns, peak_pages;
 };
 
 /* pager_slots.c */

@@ -63,6 +63,8 @@ class DeviceInfo:
     live_objects: int
     copies: int
     copied_bytes: int
+    loaded_bytes: int
+    load_ns: int
 
 
 class Device(Handle):
@@ -108,6 +110,8 @@ class Device(Handle):
             live_objects=info.live_objects,
             copies=info.copies,
             copied_bytes=info.copied_bytes,
+            loaded_bytes=info.loaded_bytes,
+            load_ns=info.load_ns,
         )
 
     def set_hook(self, hook: Hook | None) -> None:

@@ -42,8 +42,11 @@ class PagerInfo:
     loaded_bytes: int
     published_bytes: int
     copies: int
+    waves: int
     stalls: int
     stall_ns: int
+    gap_ns: int
+    peak_pages: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +145,11 @@ class Pager(Handle):
             loaded_bytes=out.loaded_bytes,
             published_bytes=out.published_bytes,
             copies=out.copies,
+            waves=out.waves,
             stalls=out.stalls,
             stall_ns=out.stall_ns,
+            gap_ns=out.gap_ns,
+            peak_pages=out.peak_pages,
         )
 
     def check_integrity(self) -> None:

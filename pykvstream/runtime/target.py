@@ -7,6 +7,7 @@ Holds: ``Target``, ``TargetOptions``, ``MemoryReport``.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -25,8 +26,9 @@ from pykvstream.gguf import GgmlType, GgufFile
 from pykvstream.graph import Graph, lower
 from pykvstream.models import FileWeights, ModelConfig, build_graph
 from pykvstream.models.weights import check_tensors
-from pykvstream.runtime.layout import ArenaPlan, CacheShape, PhaseNeed, plan_arena
+from pykvstream.runtime.layout import ArenaPlan, CacheShape, PhaseNeed, Placement, pages_of, plan_arena
 from pykvstream.runtime.phases import PhaseResources, PhaseTape
+from pykvstream.runtime.placer import Placer
 
 DECODE_ROWS = 64
 """Widest decode or verify pass."""
@@ -150,6 +152,9 @@ class Target:
                 ]
             )
         self._coordinator.add_consumer(self._resources)
+        decode = self.plan.phases[Phase.DECODE.value]
+        self._placer: Placer | None = Placer(decode, self.plan.shape.run_pages, self._resources.place)
+        self._phase: Phase | None = None
 
     @property
     def n_vocab_rows(self) -> int:
@@ -175,6 +180,21 @@ class Target:
     def enter(self, phase: Phase) -> None:
         """Give the arena the layout of a phase; costs nothing when it has it."""
         self._coordinator.transition(phase.value)
+        self._phase = phase
+
+    def place(self, phase: Phase, placement: Placement) -> None:
+        """Enter a phase and divide its pool anew, now and whenever the phase comes back.
+
+        The decode pool then stays as divided here: the policy no longer moves it.
+        """
+        self.enter(phase)
+        if phase is Phase.DECODE:
+            self._placer = None
+        self._resources.place(placement)
+
+    def placement_of(self, phase: Phase) -> Placement:
+        """How the phase's pool is divided."""
+        return self._resources.placement_of(phase.value)
 
     def chunk_rows(self, phase: Phase, position: int, n_left: int) -> int:
         """Rows of the next pass: prompts end on the grid, other passes are as wide as the phase allows."""
@@ -188,6 +208,9 @@ class Target:
 
         ``tokens`` ``[n]``, ``out_rows`` ``[m]`` rising, ``out`` ``[m, n_vocab_rows]``. After any error the sequence is as before.
         """
+        placer = self._placer if self._phase is Phase.DECODE else None
+        if placer is not None:
+            placer.prepare(pages_of(seq.info.committed_tokens + len(tokens)), len(tokens))
         self._pager.begin(seq, len(tokens))
         try:
             self._resources.binding.run(tokens, out_rows, (out,), cancel)
@@ -195,6 +218,8 @@ class Target:
             self._pager.end(0)
             raise
         self._pager.end(len(tokens))
+        if placer is not None:
+            placer.observe(self._device.info, self._pager.info, time.perf_counter())
 
     def recover(self) -> None:
         """End a pass that an interrupt left open."""

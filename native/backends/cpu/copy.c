@@ -203,12 +203,12 @@ static kvs_status copy_now(kvs_copy_engine *engine, const entry *item)
 
 /* The entry ends whatever happened; counts and `failed` are stored first, so whoever sees `done` sees them too. Returns
  * whether the failure found no `failed` to go to. */
-static bool finish(kvs_copy_engine *engine, const kvs_copy *copy, kvs_status status)
+static bool finish(kvs_copy_engine *engine, const kvs_copy *copy, kvs_status status, uint64_t spent_ns)
 {
     if (status < 0) {
         kvs_device_count_failed_copy(engine->device);
     } else {
-        kvs_device_count_copy(engine->device, copy);
+        kvs_device_count_copy(engine->device, copy, spent_ns);
     }
     const bool is_unheard = status < 0 && copy->failed == NULL;
     if (status < 0 && copy->failed != NULL) {
@@ -221,6 +221,13 @@ static bool finish(kvs_copy_engine *engine, const kvs_copy *copy, kvs_status sta
     return is_unheard;
 }
 
+static bool run(kvs_copy_engine *engine, const entry *item)
+{
+    const uint64_t started_ns = kvs_clock_ns();
+    const kvs_status status = copy_now(engine, item);
+    return finish(engine, &item->copy, status, kvs_clock_ns() - started_ns);
+}
+
 /* ---- the copy thread ---- */
 
 /* Called with the lock held, which is given up while bytes move. */
@@ -230,7 +237,7 @@ static void serve(kvs_copy_engine *engine, queue *q)
     engine->is_running = true;
     engine->running_done = item.copy.done;
     unlock(engine);
-    const bool is_unheard = finish(engine, &item.copy, copy_now(engine, &item));
+    const bool is_unheard = run(engine, &item);
     lock(engine);
     engine->is_running = false;
     engine->running_done = NULL;
@@ -290,7 +297,7 @@ static bool run_one(kvs_copy_engine *engine)
     }
     const bool takes_free = free_goes && (!gated_goes || (draw(engine) & 1) != 0);
     const entry item = queue_pop(&engine->queues[takes_free ? QUEUE_FREE : QUEUE_GATED]);
-    engine->has_failed |= finish(engine, &item.copy, copy_now(engine, &item));
+    engine->has_failed |= run(engine, &item);
     return true;
 }
 
