@@ -2,7 +2,8 @@
  *
  * Scores and weighted sums are one matrix product each, A[queries][n] * B[n][columns] with a decoded strip of 64 tokens
  * as B: columns are tokens for K (decoded with tokens in the lanes) and values for V. Each output is one fmaf chain in
- * rising n, held in a register; a tile of up to 6 queries by V_PANEL vectors shares the loads of B.
+ * rising n, held in a register; a tile of up to 6 queries by V_PANEL vectors shares the loads of B. With no more than
+ * V_FUSED queries and a quantized type, decoded values go from register to register and no strip is written.
  */
 #ifndef KVS_NATIVE_CPU_ATTEND_BODY_H
 #define KVS_NATIVE_CPU_ATTEND_BODY_H
@@ -398,15 +399,152 @@ static void gather_values(const kvs_attend_leaf *leaf)
     }
 }
 
+/* Dot products of few queries, V_GROUPS vectors of tokens at a time. A page has a whole number of those. */
+ALWAYS_INLINE void score_few(int32_t type, uint32_t n_queries, const kvs_attend_leaf *leaf)
+{
+    const uint32_t n_values = leaf->layer->head_dim_k;
+    const uint32_t n_tokens = kvs_attend_visible(leaf, n_queries - 1);
+    const kvs_attend_planes k = kvs_attend_planes_of(leaf, KVS_PLANE_K_CODES);
+    for (uint32_t token = 0; token < n_tokens; token += V_GROUPS * V_WIDTH) {
+        k_sink sink = {.q = leaf->q, .q_stride = n_values};
+#pragma GCC unroll 12
+        for (uint32_t i = 0; i < V_GROUPS * n_queries; i++) {
+            sink.scores[i / n_queries][i % n_queries] = v_zero();
+        }
+        k_walk_blocks(type, V_GROUPS, n_queries, &k, token, n_values, &sink);
+#pragma GCC unroll 12
+        for (uint32_t i = 0; i < V_GROUPS * n_queries; i++) {
+            const size_t query = i % n_queries, group = i / n_queries;
+            v_store(leaf->scores + query * KVS_PAGE_TOKENS + token + group * V_WIDTH, sink.scores[group][query]);
+        }
+    }
+}
+
+/* Values of one token's block onto the sums of those queries that see it; all: every query does. */
+ALWAYS_INLINE void gather_token(uint32_t n_queries, const kvs_attend_leaf *leaf, uint32_t token, bool all,
+                                const vf *values, vf sums[V_FUSED][32 / V_WIDTH])
+{
+#pragma GCC unroll 6
+    for (uint32_t i = 0; i < n_queries; i++) {
+        if (all || token < kvs_attend_visible(leaf, i)) {
+            const vf weight = v_set1(leaf->scores[(size_t)i * KVS_PAGE_TOKENS + token]);
+#pragma GCC unroll 4
+            for (uint32_t v = 0; v < 32 / V_WIDTH; v++) {
+                sums[i][v] = v_fma(weight, values[v], sums[i][v]);
+            }
+        }
+    }
+}
+
+/* Weighted V of few queries, one block of 32 values at a time over all tokens. The strip holds the page's scales. */
+ALWAYS_INLINE void gather_few(int32_t type, uint32_t n_queries, const kvs_attend_leaf *leaf)
+{
+    const uint32_t n_blocks = leaf->layer->head_dim_v / 32, n_scales = block_scales(type);
+    const uint32_t n_common = kvs_attend_visible(leaf, 0), n_tokens = kvs_attend_visible(leaf, n_queries - 1);
+    const kvs_attend_planes planes = kvs_attend_planes_of(leaf, KVS_PLANE_V_CODES);
+    convert_scales(planes.scales, n_tokens * n_blocks * n_scales, leaf->strip);
+    for (uint32_t block = 0; block < n_blocks; block++) {
+        const uint8_t *codes = planes.codes + (size_t)block * block_code_bytes(type);
+        const uint8_t *high = planes.high + (size_t)block * 4;
+        vf sums[V_FUSED][32 / V_WIDTH];
+#pragma GCC unroll 24
+        for (uint32_t i = 0; i < n_queries * (32 / V_WIDTH); i++) {
+            sums[i / (32 / V_WIDTH)][i % (32 / V_WIDTH)] = v_zero();
+        }
+        for (uint32_t token = 0; token < n_tokens; token++) {
+            const float *scales = leaf->strip + (size_t)(token * n_blocks + block) * n_scales;
+            vf values[32 / V_WIDTH];
+            decode_block(type, codes, high, v_set1(scales[0]), v_set1(scales[n_scales - 1]), values);
+            if (token < n_common) {
+                gather_token(n_queries, leaf, token, true, values, sums);
+            } else {
+                gather_token(n_queries, leaf, token, false, values, sums);
+            }
+            codes += planes.codes_bytes;
+            high += planes.high_bytes;
+        }
+#pragma GCC unroll 24
+        for (uint32_t i = 0; i < n_queries * (32 / V_WIDTH); i++) {
+            const uint32_t query = i / (32 / V_WIDTH), v = i % (32 / V_WIDTH);
+            v_store(leaf->parts + (size_t)query * kvs_attend_part_floats(leaf->layer) + KVS_ATTEND_PART_HEAD +
+                        (size_t)block * 32 + v * V_WIDTH,
+                    sums[query][v]);
+        }
+    }
+}
+
+/* `call` with the number of queries as a constant. */
+#define FOR_EACH_WIDTH(call, type)                                                                                     \
+    switch (leaf->n_queries) {                                                                                         \
+    case 1:                                                                                                            \
+        call(type, 1, leaf);                                                                                           \
+        break;                                                                                                         \
+    case 2:                                                                                                            \
+        call(type, 2, leaf);                                                                                           \
+        break;                                                                                                         \
+    case 3:                                                                                                            \
+        call(type, 3, leaf);                                                                                           \
+        break;                                                                                                         \
+    V_MORE_WIDTHS(call, type)                                                                                          \
+    }
+
+#define FEW_OF(name, type)                                                                                             \
+    static void score_few_##name(const kvs_attend_leaf *leaf)                                                          \
+    {                                                                                                                  \
+        FOR_EACH_WIDTH(score_few, type)                                                                                \
+    }                                                                                                                  \
+    static void gather_few_##name(const kvs_attend_leaf *leaf)                                                         \
+    {                                                                                                                  \
+        FOR_EACH_WIDTH(gather_few, type)                                                                               \
+    }
+
+FEW_OF(q8_0, KVS_TYPE_Q8_0)
+FEW_OF(q4_0, KVS_TYPE_Q4_0)
+FEW_OF(q4_1, KVS_TYPE_Q4_1)
+FEW_OF(q5_0, KVS_TYPE_Q5_0)
+FEW_OF(q5_1, KVS_TYPE_Q5_1)
+FEW_OF(iq4_nl, KVS_TYPE_IQ4_NL)
+
+/* The two halves of a leaf. */
+typedef struct leaf_steps {
+    void (*score)(const kvs_attend_leaf *leaf);
+    void (*gather)(const kvs_attend_leaf *leaf);
+} leaf_steps;
+
+static leaf_steps few_steps(int32_t type)
+{
+    switch (type) {
+    case KVS_TYPE_Q8_0:
+        return (leaf_steps){score_few_q8_0, gather_few_q8_0};
+    case KVS_TYPE_Q4_0:
+        return (leaf_steps){score_few_q4_0, gather_few_q4_0};
+    case KVS_TYPE_Q4_1:
+        return (leaf_steps){score_few_q4_1, gather_few_q4_1};
+    case KVS_TYPE_Q5_0:
+        return (leaf_steps){score_few_q5_0, gather_few_q5_0};
+    case KVS_TYPE_Q5_1:
+        return (leaf_steps){score_few_q5_1, gather_few_q5_1};
+    case KVS_TYPE_IQ4_NL:
+        return (leaf_steps){score_few_iq4_nl, gather_few_iq4_nl};
+    default:
+        return (leaf_steps){score_tokens, gather_values};
+    }
+}
+
+static leaf_steps steps_of(const kvs_attend_leaf *leaf, int32_t type)
+{
+    return leaf->n_queries <= V_FUSED ? few_steps(type) : (leaf_steps){score_tokens, gather_values};
+}
+
 static void attend_leaf(const kvs_attend_leaf *leaf)
 {
     const uint32_t part_floats = kvs_attend_part_floats(leaf->layer);
-    score_tokens(leaf);
+    steps_of(leaf, leaf->layer->type_k).score(leaf);
     for (uint32_t i = 0; i < leaf->n_queries; i++) {
         weigh_tokens(leaf->scores + (size_t)i * KVS_PAGE_TOKENS, kvs_attend_visible(leaf, i), leaf->scale,
                      leaf->parts + (size_t)i * part_floats);
     }
-    gather_values(leaf);
+    steps_of(leaf, leaf->layer->type_v).gather(leaf);
 }
 
 static void attend_fold(float *into, const float *part, uint32_t head_dim_v)

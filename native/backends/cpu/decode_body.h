@@ -13,10 +13,6 @@
 /* Blocks whose scales are converted together. */
 #define SCALE_BATCH 16u
 
-/* What a nibble stands for before scaling. */
-static const float nibble_plain[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-static const float nibble_centred[16] = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7};
-
 ALWAYS_INLINE bool is_float(int32_t type)
 {
     return type == KVS_TYPE_F32 || type == KVS_TYPE_F16 || type == KVS_TYPE_BF16;
@@ -51,10 +47,11 @@ ALWAYS_INLINE uint32_t block_scales(int32_t type)
 /* What the low four bits of each lane stand for. */
 ALWAYS_INLINE vf nibble_value(int32_t type, vi index)
 {
-    const v_table table = v_table16(type == KVS_TYPE_IQ4_NL ? kvs_iq4_nl_values
-                                    : has_low(type)         ? nibble_plain
-                                                            : nibble_centred);
-    return v_lookup(&table, index);
+    if (type == KVS_TYPE_IQ4_NL) {
+        const v_table table = v_table16(kvs_iq4_nl_values);
+        return v_lookup(&table, index);
+    }
+    return v_nibble(index, has_low(type) ? 0 : 8);
 }
 
 ALWAYS_INLINE vf scaled(int32_t type, vf entry, vf d, vf low)

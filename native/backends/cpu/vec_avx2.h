@@ -13,6 +13,7 @@
 #define V_PANEL 2u  /* vectors of a register tile */
 #define V_GROUPS 1u /* token vectors that a fused score walks at once */
 #define V_FUSED 3u  /* queries of a page up to which nothing is stored decoded: their sums fit the registers */
+#define V_MORE_WIDTHS(call, type)
 
 typedef __m256 vf;
 typedef __m256i vi;
@@ -122,6 +123,12 @@ static inline vf v_lookup(const v_table *table, vi index)
     vf low = _mm256_permutevar8x32_ps(table->low, index);
     vf high = _mm256_permutevar8x32_ps(table->high, index);
     return _mm256_blendv_ps(low, high, v_as_float(v_shl(index, 28)));
+}
+
+/* Low four bits of each lane less `centre` (0 or 8). */
+static inline vf v_nibble(vi a, uint32_t centre)
+{
+    return v_convert(_mm256_sub_epi32(v_and(a, 15), _mm256_set1_epi32((int)centre)));
 }
 
 /* 16 in the lanes whose bit is set. */

@@ -13,6 +13,16 @@
 #define V_PANEL 4u  /* vectors of a register tile */
 #define V_GROUPS 2u /* token vectors that a fused score walks at once, to hide the latency of its chains */
 #define V_FUSED 6u  /* queries of a page up to which nothing is stored decoded: their sums fit the registers */
+#define V_MORE_WIDTHS(call, type) \
+    case 4: \
+        call(type, 4, leaf); \
+        break; \
+    case 5: \
+        call(type, 5, leaf); \
+        break; \
+    case 6: \
+        call(type, 6, leaf); \
+        break;
 
 typedef __m512 vf;
 typedef __m512i vi;
@@ -102,6 +112,15 @@ static inline vf v_low_f16(vi a) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(
 typedef vf v_table;
 static inline v_table v_table16(const float *values) { return _mm512_loadu_ps(values); }
 static inline vf v_lookup(const v_table *table, vi index) { return _mm512_permutexvar_ps(index, *table); }
+
+/* Low four bits of each lane less `centre` (0 or 8): one lookup. */
+static inline vf v_nibble(vi a, uint32_t centre)
+{
+    static const float plain[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    static const float centred[16] = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7};
+    const v_table table = v_table16(centre == 0 ? plain : centred);
+    return v_lookup(&table, a);
+}
 
 /* 16 in the lanes whose bit is set. */
 static inline vi v_high_bits(uint32_t bits)
