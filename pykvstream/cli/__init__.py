@@ -1,0 +1,82 @@
+"""The command line. Holds: ``main``, the one place where errors become exit codes.
+
+The environment and the terminal are read in this package alone. Commands are imported when they are asked for: ``inspect``
+answers at once because it brings neither the tokenizer nor the native core.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import io
+import os
+import sys
+from collections.abc import Sequence
+
+from pykvstream.cli.options import PROGRAM, ChatOptions, GenerateOptions, InspectOptions, Options, PlanOptions
+from pykvstream.cli.parser import parse
+from pykvstream.errors import KvStreamError
+
+INTERRUPTED = 130
+BROKEN_PIPE = 141
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command line; returns the exit code: 0 done, 1 refused or failed, 2 wrong usage, 130 interrupted."""
+    _accept_any_text()
+    try:
+        options, notes = parse(argv, _version)
+        for text in notes:
+            print(f"{PROGRAM}: note: {text}", file=sys.stderr)
+        code = _run(options)
+        sys.stdout.flush()
+    except SystemExit as ending:
+        return ending.code if isinstance(ending.code, int) else 1
+    except KvStreamError as error:
+        print(f"{PROGRAM}: error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        _close_stdout()
+        return BROKEN_PIPE
+    return code
+
+
+def _run(options: Options) -> int:
+    match options:
+        case GenerateOptions():
+            from pykvstream.cli import generate
+
+            return generate.run(options)
+        case ChatOptions():
+            from pykvstream.cli import chat
+
+            return chat.run(options)
+        case InspectOptions():
+            from pykvstream.cli import inspect
+
+            return inspect.run(options)
+        case PlanOptions():
+            from pykvstream.cli import plan
+
+            return plan.run(options)
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version(PROGRAM)
+    except importlib.metadata.PackageNotFoundError:
+        return "(not installed)"
+
+
+def _accept_any_text() -> None:
+    """A terminal that cannot show a character shows a replacement; it does not end the answer."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.encoding.lower() not in ("utf-8", "utf8"):
+            stream.reconfigure(errors="replace")
+
+
+def _close_stdout() -> None:
+    """The reader has gone: nothing that is still buffered may raise when the interpreter flushes at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

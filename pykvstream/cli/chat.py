@@ -1,0 +1,253 @@
+"""``pykvstream chat``: a conversation in the terminal, or over lines of standard input.
+
+Order: answers go to standard output, everything else to standard error.
+Holds: ``run``. Ctrl-C stops an answer and keeps the conversation; an error ends the turn, never the program.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pykvstream.cli.options import ChatOptions
+from pykvstream.cli.render import console, is_shown, note, prefilling, stats_table, summary
+from pykvstream.cli.session import interruptible, open_model, params_for, read_prompt, read_template
+from pykvstream.engine import Model, Piece, Session
+from pykvstream.errors import ContextFull, KvStreamError
+from pykvstream.sampling import SamplingParams
+from pykvstream.text.chat import ChatTemplate
+
+_PROMPT = "> "
+_MORE = ". "
+_HELP = """\
+/stats       counters of the session
+/clear       forget the conversation and begin anew
+/save FILE   write the conversation as Markdown
+/quit        leave; so does Ctrl-D
+/help        this list
+A backslash at the end of a line continues the message on the next one.
+A message that begins with // is sent with one slash less.
+Ctrl-C stops an answer; what was said so far stays."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One side's words; ``note`` says what is special about an answer, such as that it was stopped."""
+
+    role: str
+    text: str
+    note: str = ""
+
+
+@dataclass(slots=True)
+class Conversation:
+    """The state of the terminal: the session, and what has been said."""
+
+    options: ChatOptions
+    model: Model
+    session: Session
+    params: SamplingParams
+    template: ChatTemplate | None
+    turns: list[Turn] = field(default_factory=list)
+
+    def say(self, message: str) -> None:
+        """Send a message and print the answer as it comes."""
+        try:
+            self._answer(message)
+        except ContextFull as error:
+            note(f"{error}; /clear begins anew")
+        except KvStreamError as error:
+            note(f"error: {error}")
+
+    def _answer(self, message: str) -> None:
+        n_before = len(self.session.tokens)
+        streamed_before = self.session.stats.streamed_bytes
+        texts: list[str] = []
+        n_tokens = 0
+        try:
+            for piece in self._pieces(message):
+                texts.append(piece.text)
+                n_tokens += 1
+                sys.stdout.write(piece.text)
+                sys.stdout.flush()
+        finally:
+            if texts:
+                print(flush=True)
+            if len(self.session.tokens) > n_before:
+                stopped = "" if self.session.stop_reason in ("eos", "stop") else self.session.stop_reason or "failed"
+                self.turns += [Turn("user", message), Turn("assistant", "".join(texts), stopped)]
+        self._close_turn(n_tokens, self.session.stats.streamed_bytes - streamed_before)
+
+    def _pieces(self, message: str) -> Iterator[Piece]:
+        with interruptible(self.session) as interrupt:
+            with prefilling(self.options.output.progress) as show:
+                pieces = self.session.chat(
+                    message,
+                    system=self.options.prompt.system,
+                    max_tokens=self.options.generation.n_predict,
+                    params=self.params,
+                    stop=self.options.generation.stop,
+                    template=self.template,
+                    on_progress=show,
+                )
+                interrupt.renew()
+                first = next(pieces, None)
+            if first is not None:
+                yield first
+                yield from pieces
+
+    def _close_turn(self, n_tokens: int, streamed_bytes: int) -> None:
+        reason = self.session.stop_reason
+        if reason == "cancelled":
+            note("[stopped]" if n_tokens else "[stopped before the answer; the message was not taken in]")
+        elif reason == "context_full":
+            used, size = len(self.session.tokens), self.session.ctx_size
+            note(f"the context is full ({used} of {size} tokens); /clear begins anew, /save FILE keeps the text")
+        elif reason == "length":
+            note("[cut off by --n-predict]")
+        if self.options.output.stats:
+            self.show_stats()
+        elif self.options.output.progress:
+            name, seed = self.options.model.model, self.session.seed
+            per_token = streamed_bytes / max(n_tokens, 1)
+            note(summary(name, seed, reason, n_tokens, per_token, self.session.stats))
+
+    def show_stats(self) -> None:
+        note(f"{len(self.session.tokens)} of {self.session.ctx_size} tokens, seed {self.session.seed}")
+        console(sys.stderr).print(stats_table(self.session.stats))
+
+    def clear(self) -> None:
+        self.session.truncate(0)
+        self.turns.clear()
+        note("the conversation is forgotten")
+
+    def save(self, name: str) -> None:
+        """Write the transcript beside its final name first, so that a failure leaves the old file whole."""
+        if not name:
+            note("/save needs a file name")
+            return
+        try:
+            write_whole(Path(name).expanduser(), self.markdown())
+        except (OSError, ValueError) as error:
+            note(f"not saved: {error}")
+        else:
+            note(f"saved {len(self.turns)} turns to {name}")
+
+    def markdown(self) -> str:
+        """The conversation so far."""
+        parts = [f"# Conversation with {self.model.config.name or self.options.model.model}", ""]
+        if self.options.prompt.system is not None:
+            parts += ["## system", "", self.options.prompt.system, ""]
+        for turn in self.turns:
+            parts += [f"## {turn.role}" + (f" ({turn.note})" if turn.note else ""), "", turn.text, ""]
+        return "\n".join(parts)
+
+
+def run(options: ChatOptions) -> int:
+    """Talk until the user leaves. Raises ``KvStreamError`` for what stands in the way of beginning."""
+    first = read_prompt(options.prompt)
+    with open_model(options.model, options.output.progress) as model:
+        template = read_template(model, options.prompt) or model.chat_template
+        params = params_for(model, options.generation)
+        with model.session(seed=options.generation.seed) as session:
+            conversation = Conversation(options, model, session, params, template)
+            _greet(options, session)
+            if first is not None:
+                conversation.say(first)
+            for message in _messages():
+                if not _obey(conversation, message):
+                    break
+    return 0
+
+
+def _greet(options: ChatOptions, session: Session) -> None:
+    if is_shown(options.output.progress):
+        name, arena = options.model.model, session.stats.arena_bytes / (1 << 20)
+        size = f"context {session.ctx_size} tokens, arena {arena:,.1f} MiB, seed {session.seed}"
+        note(f"{name}: {size}. /help lists the commands.")
+
+
+def _obey(conversation: Conversation, message: str) -> bool:
+    """Carry out a command or send a message; False to leave."""
+    command, _, rest = message.strip().partition(" ")
+    if not command:
+        return True
+    if not command.startswith("/") or command.startswith("//"):
+        conversation.say(message[1:] if command.startswith("//") else message)
+    elif command == "/quit":
+        return False
+    elif command == "/stats":
+        conversation.show_stats()
+    elif command == "/clear":
+        conversation.clear()
+    elif command == "/save":
+        conversation.save(rest.strip())
+    elif command == "/help":
+        note(_HELP)
+    else:
+        note(f"no command {command}; /help lists them, //{command[1:]} sends it as text")
+    return True
+
+
+def _messages() -> Iterator[str]:
+    """Messages until the end of input. Ctrl-C while one is typed drops it."""
+    read = _reader()
+    lines: list[str] = []
+    while True:
+        try:
+            line = read(_MORE if lines else _PROMPT)
+        except KeyboardInterrupt:
+            note("\n(Ctrl-D or /quit leaves)")
+            lines.clear()
+            continue
+        if line is None:
+            if lines:
+                yield "\n".join(lines)
+            return
+        lines.append(line.removesuffix("\\"))
+        if not line.endswith("\\"):
+            message = "\n".join(lines)
+            lines.clear()
+            yield message
+
+
+def _reader() -> Callable[[str], str | None]:
+    """Reads a line, None at the end: with editing and history on a terminal, plainly elsewhere."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        return _read_plain
+    if importlib.util.find_spec("readline") is not None:
+        # Importing it is what gives ``input`` its line editing.
+        importlib.import_module("readline")
+    return _read_terminal
+
+
+def _read_plain(_: str) -> str | None:
+    data = sys.stdin.readline()
+    return data.removesuffix("\n").removesuffix("\r") if data else None
+
+
+def _read_terminal(prompt: str) -> str | None:
+    try:
+        return input(prompt)
+    except EOFError:
+        print()
+        return None
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file under another name in the same folder and rename it. Raises ``OSError``."""
+    with tempfile.NamedTemporaryFile(
+        "w", encoding="utf-8", errors="replace", dir=path.parent, prefix=f".{path.name}.", delete=False
+    ) as file:
+        try:
+            file.write(text)
+            file.close()
+            os.replace(file.name, path)
+        except BaseException:
+            os.unlink(file.name)
+            raise

@@ -1,0 +1,241 @@
+"""``pykvstream inspect``: what a GGUF file holds.
+
+Holds: ``run``. Only the file is read: no tokenizer is built and no weight is touched, so that a vocabulary of 150,000 tokens
+takes well under a second, and any GGUF file can be shown, whether or not it is a model that runs.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from pykvstream.cli.options import InspectOptions
+from pykvstream.cli.render import console, mib, printable
+from pykvstream.errors import NotFound
+from pykvstream.gguf import GgufFile, LazyStrings, TensorInfo
+
+_DEMO = "demo"
+_LONGEST_TEXT = 72
+_ARRAY_ITEMS = 4
+_TOKENIZER = "tokenizer.ggml."
+_TEMPLATE = "tokenizer.chat_template"
+_VOCABULARY = ("tokens", "merges", "scores", "token_type")
+
+
+@dataclass(frozen=True, slots=True)
+class TypeTotal:
+    """All tensors of one type."""
+
+    name: str
+    n_tensors: int
+    n_values: int
+    n_bytes: int
+
+    @property
+    def bits_per_weight(self) -> float:
+        return 8 * self.n_bytes / self.n_values if self.n_values else 0.0
+
+
+def run(options: InspectOptions) -> int:
+    """Print what was asked for. Raises ``NotFound``, ``FormatError``."""
+    with GgufFile.open(_locate(options.model)) as file:
+        if options.template:
+            _print_template(file)
+        elif options.json:
+            print(json.dumps(_as_json(file, options.tensors)))
+        else:
+            _print_tables(file, options.tensors)
+    return 0
+
+
+def _locate(model: str) -> Path:
+    """The file. Only the demo model takes the engine, and with it the native core, to be found."""
+    if model != _DEMO:
+        return Path(model)
+    from pykvstream.engine import find_model
+
+    return find_model(model)
+
+
+def type_totals(file: GgufFile) -> list[TypeTotal]:
+    """Tensors by type, the most bytes first."""
+    by_type: dict[str, list[TensorInfo]] = {}
+    for tensor in file.tensors.values():
+        by_type.setdefault(tensor.type.name, []).append(tensor)
+    totals = [
+        TypeTotal(name, len(infos), sum(t.n_values for t in infos), sum(t.nbytes for t in infos))
+        for name, infos in by_type.items()
+    ]
+    return sorted(totals, key=lambda total: (-total.n_bytes, total.name))
+
+
+def _sum(totals: list[TypeTotal]) -> TypeTotal:
+    return TypeTotal(
+        "all", sum(t.n_tensors for t in totals), sum(t.n_values for t in totals), sum(t.n_bytes for t in totals)
+    )
+
+
+def _text(file: GgufFile, key: str) -> str | None:
+    """A string of the metadata, whatever its bytes; None where the key is missing or holds something else."""
+    if key not in file.metadata:
+        return None
+    entry = file.metadata.entry(key)
+    if entry.element is not None or not isinstance(entry.value, LazyStrings):
+        return None
+    return entry.value.raw(0).decode("utf-8", "replace")
+
+
+def _plain(file: GgufFile, key: str) -> object:
+    """A value as JSON has it; arrays as their type, length and first items."""
+    entry = file.metadata.entry(key)
+    if isinstance(entry.value, LazyStrings):
+        if entry.element is None:
+            return _text(file, key)
+        first: list[object] = [entry.value.raw(i).decode("utf-8", "replace") for i in _first(len(entry.value))]
+        return {"type": entry.describe(), "length": len(entry.value), "first": first}
+    if isinstance(entry.value, np.ndarray):
+        items = [_finite(item) for item in entry.value[:_ARRAY_ITEMS].tolist()]
+        return {"type": entry.describe(), "length": len(entry.value), "first": items}
+    return _finite(entry.value)
+
+
+def _first(length: int) -> range:
+    return range(min(length, _ARRAY_ITEMS))
+
+
+def _finite(value: object) -> object:
+    """JSON has no NaN and no infinity."""
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _shown(file: GgufFile, key: str) -> str:
+    """A value on one line."""
+    value = _plain(file, key)
+    if isinstance(value, dict):
+        items = ", ".join(_cut(item) if isinstance(item, str) else str(item) for item in value["first"])
+        more = ", ..." if value["length"] > len(value["first"]) else ""
+        return f"{value['length']:,} x {value['type'].removeprefix('array of ')}: [{items}{more}]"
+    return _cut(value) if isinstance(value, str) else str(value)
+
+
+def _cut(text: str) -> str:
+    short = text[:_LONGEST_TEXT]
+    shown = printable(short).replace("\n", "\\n").replace("\t", "\\t")
+    return shown if len(short) == len(text) else f"{shown}... ({len(text):,} characters)"
+
+
+def _tokenizer(file: GgufFile) -> dict[str, object]:
+    """What there is to say of the tokenizer without building it."""
+    summary: dict[str, object] = {}
+    for name in _VOCABULARY[:2]:
+        if _TOKENIZER + name in file.metadata:
+            entry = file.metadata.entry(_TOKENIZER + name)
+            summary[f"n_{name}"] = len(entry.value) if isinstance(entry.value, LazyStrings) else None
+    for key in file.metadata:
+        name = key.removeprefix(_TOKENIZER)
+        if name == key or name in _VOCABULARY:
+            continue
+        summary[name] = _plain(file, key)
+        if name.endswith("_token_id"):
+            summary[name.removesuffix("_id")] = _token(file, summary[name])
+    template = _text(file, _TEMPLATE)
+    summary["chat_template_characters"] = None if template is None else len(template)
+    return summary
+
+
+def _token(file: GgufFile, index: object) -> str | None:
+    tokens = file.metadata.entry(_TOKENIZER + "tokens").value if _TOKENIZER + "tokens" in file.metadata else None
+    if isinstance(tokens, LazyStrings) and isinstance(index, int) and 0 <= index < len(tokens):
+        return tokens.raw(index).decode("utf-8", "replace")
+    return None
+
+
+def _as_json(file: GgufFile, with_tensors: bool) -> dict[str, object]:
+    totals = type_totals(file)
+    result: dict[str, object] = {
+        "files": [str(path) for path in file.paths],
+        "version": file.version,
+        "alignment": file.alignment,
+        "metadata": {key: _plain(file, key) for key in file.metadata},
+        "tokenizer": _tokenizer(file),
+        "tensors": {
+            "count": len(file.tensors),
+            "bytes": sum(total.n_bytes for total in totals),
+            "types": [
+                {"type": t.name, "count": t.n_tensors, "values": t.n_values, "bytes": t.n_bytes,
+                 "bits_per_weight": t.bits_per_weight}
+                for t in totals
+            ],
+        },
+    }  # fmt: skip
+    if with_tensors:
+        result["tensor_list"] = [
+            {"name": t.name, "type": t.type.name, "shape": list(t.shape), "bytes": t.nbytes, "offset": t.offset, "shard": t.shard}
+            for t in file.tensors.values()
+        ]  # fmt: skip
+    return result
+
+
+def _print_template(file: GgufFile) -> None:
+    template = _text(file, _TEMPLATE)
+    if template is None:
+        raise NotFound("the file has no chat template (key 'tokenizer.chat_template')")
+    print(printable(template) if sys.stdout.isatty() else template)
+
+
+def _print_tables(file: GgufFile, with_tensors: bool) -> None:
+    out = console(sys.stdout)
+    names = ", ".join(printable(str(path)) for path in file.paths)
+    out.print(f"{names}: GGUF version {file.version}, alignment {file.alignment}", soft_wrap=True)
+    _print_pairs(out, "metadata", {key: _shown(file, key) for key in file.metadata if not key.startswith("tokenizer.")})
+    out.print(_types_table(type_totals(file)))
+    if with_tensors:
+        out.print(_tensor_table(file))
+    tokenizer = {name: _cut(str(value)) for name, value in _tokenizer(file).items() if value is not None}
+    _print_pairs(out, "tokenizer", tokenizer)
+    template = _text(file, _TEMPLATE)
+    if template is not None:
+        out.print(f"chat template: {_cut(template)}", soft_wrap=True)
+        out.print("(--template prints it whole)")
+
+
+def _print_pairs(out: Console, title: str, pairs: dict[str, str]) -> None:
+    if not pairs:
+        return
+    table = Table(title=title, title_justify="left", show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in pairs.items():
+        table.add_row(printable(name), value)
+    out.print(table)
+
+
+def _types_table(totals: list[TypeTotal]) -> Table:
+    table = Table(title="tensors", title_justify="left", show_footer=bool(totals))
+    whole = _sum(totals)
+    cells = (
+        ("type", whole.name), ("tensors", f"{whole.n_tensors:,}"), ("values", f"{whole.n_values:,}"),
+        ("size", mib(whole.n_bytes)), ("bits per weight", f"{whole.bits_per_weight:.2f}"),
+    )  # fmt: skip
+    for heading, footer in cells:
+        table.add_column(heading, footer, justify="left" if heading == "type" else "right")
+    for t in totals:
+        table.add_row(t.name, f"{t.n_tensors:,}", f"{t.n_values:,}", mib(t.n_bytes), f"{t.bits_per_weight:.2f}")
+    return table
+
+
+def _tensor_table(file: GgufFile) -> Table:
+    table = Table(title="every tensor", title_justify="left")
+    for heading in ("name", "type", "shape", "bytes", "offset"):
+        table.add_column(heading, justify="right" if heading in ("bytes", "offset") else "left", no_wrap=True)
+    for t in file.tensors.values():
+        shape = " x ".join(str(n) for n in t.shape)
+        table.add_row(printable(t.name), t.type.name, shape, f"{t.nbytes:,}", f"{t.offset:,}")
+    return table

@@ -1,0 +1,192 @@
+"""What the user asked for, as typed options.
+
+Holds: the options of each command, and ``build``, which makes them from parsed arguments and refuses with ``InvalidArgument``
+what can be known to be wrong without the model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from pykvstream.errors import InvalidArgument
+from pykvstream.sampling.params import SamplingParams
+
+PROGRAM = "pykvstream"
+DEFAULT_CACHE_TYPE = "q8_0"
+DEFAULT_UBATCH = 256
+DEFAULT_DRY_BREAKERS = ("\n", ":", '"', "*")
+RANDOM_SEED = -1
+SAMPLING_FIELDS = {
+    "temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p", "typical": "typical_p",
+    "top_n_sigma": "top_n_sigma", "xtc_probability": "xtc_probability", "xtc_threshold": "xtc_threshold",
+    "repeat_penalty": "repeat_penalty", "presence_penalty": "presence_penalty", "frequency_penalty": "frequency_penalty",
+    "repeat_last_n": "penalty_last_n", "dry_multiplier": "dry_multiplier", "dry_base": "dry_base",
+    "dry_allowed_length": "dry_allowed_length", "dry_penalty_last_n": "dry_last_n",
+}  # fmt: skip
+"""Flags of the sampling group and the fields of ``SamplingParams`` that they set."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOptions:
+    """Which model, and how it is opened; None is the model's or the engine's own choice."""
+
+    model: str
+    device: str
+    ctx_size: int | None
+    arena_mib: float | None
+    cache_type_k: str
+    cache_type_v: str
+    ubatch_size: int
+    threads: int
+    kv_rotation: bool
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationOptions:
+    """``dry_breakers`` are texts: only who holds the vocabulary can turn them into the token ids of ``params``."""
+
+    n_predict: int
+    seed: int
+    stop: tuple[str, ...]
+    ignore_eos: bool
+    params: SamplingParams
+    dry_breakers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptOptions:
+    """At most one of ``text`` and ``file`` is given; the file ``-`` is standard input."""
+
+    text: str | None
+    file: str | None
+    system: str | None
+    raw: bool
+    template_file: Path | None
+
+
+@dataclass(frozen=True, slots=True)
+class OutputOptions:
+    """``progress``: None where the terminal decides."""
+
+    json: bool
+    stats: bool
+    progress: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateOptions:
+    model: ModelOptions
+    generation: GenerationOptions
+    prompt: PromptOptions
+    output: OutputOptions
+
+
+@dataclass(frozen=True, slots=True)
+class ChatOptions:
+    model: ModelOptions
+    generation: GenerationOptions
+    prompt: PromptOptions
+    output: OutputOptions
+
+
+@dataclass(frozen=True, slots=True)
+class InspectOptions:
+    model: str
+    json: bool
+    tensors: bool
+    template: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PlanOptions:
+    model: ModelOptions
+    contexts: tuple[int, ...]
+    json: bool
+
+
+Options = GenerateOptions | ChatOptions | InspectOptions | PlanOptions
+
+
+def build(args: argparse.Namespace) -> Options:
+    """The options of the command that ``args`` names."""
+    return _BUILDERS[args.command](args)
+
+
+def _generate_options(args: argparse.Namespace) -> GenerateOptions:
+    if args.prompt is None and args.prompt_file is None:
+        raise InvalidArgument("no prompt: give --prompt TEXT or --prompt-file FILE (- for standard input)")
+    for flag, value in (("--system", args.system), ("--chat-template-file", args.chat_template_file)):
+        if args.raw and value is not None:
+            raise InvalidArgument(f"{flag} needs the chat template that --raw leaves out")
+    output = OutputOptions(args.json, args.stats, args.progress)
+    return GenerateOptions(_model_options(args), _generation_options(args), _prompt_options(args, args.raw), output)
+
+
+def _chat_options(args: argparse.Namespace) -> ChatOptions:
+    output = OutputOptions(False, args.stats, args.progress)
+    return ChatOptions(_model_options(args), _generation_options(args), _prompt_options(args, False), output)
+
+
+def _inspect_options(args: argparse.Namespace) -> InspectOptions:
+    return InspectOptions(_model_name(args), args.json, args.tensors, args.template)
+
+
+def _plan_options(args: argparse.Namespace) -> PlanOptions:
+    return PlanOptions(_model_options(args), args.contexts, args.json)
+
+
+_BUILDERS: dict[str, Callable[[argparse.Namespace], Options]] = {
+    "generate": _generate_options,
+    "chat": _chat_options,
+    "inspect": _inspect_options,
+    "plan": _plan_options,
+}
+
+
+def _model_name(args: argparse.Namespace) -> str:
+    names = [name for name in (args.model, args.model_flag) if name is not None]
+    if not names:
+        raise InvalidArgument("no model: give a GGUF file or the name demo")
+    if len(set(names)) > 1:
+        raise InvalidArgument(f"two models: {names[0]} and {names[1]}")
+    return str(names[0])
+
+
+def _model_options(args: argparse.Namespace) -> ModelOptions:
+    if args.batch_size is not None and args.batch_size < args.ubatch_size:
+        raise InvalidArgument(f"--batch-size {args.batch_size} is below --ubatch-size {args.ubatch_size}")
+    return ModelOptions(
+        model=_model_name(args),
+        device=args.device,
+        ctx_size=args.ctx_size,
+        arena_mib=args.arena_mib,
+        cache_type_k=args.cache_type_k,
+        cache_type_v=args.cache_type_v,
+        ubatch_size=args.ubatch_size,
+        threads=max(args.threads, 0),
+        kv_rotation=args.kv_rotation,
+    )
+
+
+def _generation_options(args: argparse.Namespace) -> GenerationOptions:
+    if "" in args.stop:
+        raise InvalidArgument("--stop needs a text that is not empty")
+    breakers = args.dry_sequence_breaker
+    return GenerationOptions(
+        n_predict=max(args.n_predict, -1),
+        seed=secrets.randbits(32) if args.seed == RANDOM_SEED else args.seed,
+        stop=tuple(args.stop),
+        ignore_eos=args.ignore_eos,
+        params=SamplingParams(
+            **{field: getattr(args, flag) for flag, field in SAMPLING_FIELDS.items()}, logit_bias=dict(args.logit_bias)
+        ),
+        dry_breakers=DEFAULT_DRY_BREAKERS if breakers is None else tuple(text for text in breakers if text != "none"),
+    )
+
+
+def _prompt_options(args: argparse.Namespace, raw: bool) -> PromptOptions:
+    return PromptOptions(args.prompt, args.prompt_file, args.system, raw, args.chat_template_file)

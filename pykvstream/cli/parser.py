@@ -1,0 +1,239 @@
+"""The parser: flags in the groups of ``--help``: model, context and memory, generation, sampling, prompt, output.
+
+Holds: ``parse``, which returns options that are valid as far as can be known without the model, or ends with code 2.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from pykvstream.cli.foreign import NOTES, add_foreign
+from pykvstream.cli.options import (
+    DEFAULT_CACHE_TYPE,
+    DEFAULT_UBATCH,
+    PROGRAM,
+    RANDOM_SEED,
+    SAMPLING_FIELDS,
+    Options,
+    build,
+)
+from pykvstream.cli.values import arena, bias, contexts, integer, positive, real
+from pykvstream.errors import InvalidArgument
+from pykvstream.sampling.params import SamplingParams
+
+_EPILOG = "Flags of llama.cpp that mean nothing here are refused with the reason, or ignored with a note."
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """All spellings of a flag, its value once."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=30)
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if not action.option_strings:
+            return super()._format_action_invocation(action)
+        names = ", ".join(action.option_strings)
+        return names if action.nargs == 0 else f"{names} {self._format_args(action, action.dest.upper())}"
+
+
+class _Parser(argparse.ArgumentParser):
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(allow_abbrev=False, formatter_class=_Help, **kwargs)
+
+    def error(self, message: str) -> NoReturn:
+        """One line on standard error, and code 2."""
+        self.exit(2, f"{PROGRAM}: error: {' '.join(message.split())} (see {self.prog} --help)\n")
+
+
+def parse(argv: Sequence[str] | None, version: Callable[[], str]) -> tuple[Options, tuple[str, ...]]:
+    """Options of a command line, and notes on flags that were ignored.
+
+    Raises ``SystemExit``: 0 after ``--help`` and ``--version``, 2 with one line on standard error for what cannot be meant.
+    """
+    parser, commands = _make_parser(version)
+    args = parser.parse_args(argv)
+    command: _Parser = commands[args.command]
+    try:
+        options = build(args)
+    except InvalidArgument as error:
+        command.error(str(error))
+    return options, tuple(getattr(args, NOTES, ()))
+
+
+class _Version(argparse.Action):
+    """Looked up only when it is asked for."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, *, lookup: Callable[[], str], **kwargs: Any) -> None:
+        super().__init__(option_strings, dest, nargs=0, help="print the version", default=argparse.SUPPRESS, **kwargs)
+        self._lookup = lookup
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        print(f"{PROGRAM} {self._lookup()}")
+        parser.exit()
+
+
+def _make_parser(version: Callable[[], str]) -> tuple[_Parser, dict[str, _Parser]]:
+    parser = _Parser(
+        prog=PROGRAM,
+        description="Run one long conversation whose KV history streams through a bounded arena, exactly.",
+        epilog=f"`{PROGRAM} COMMAND --help` lists the flags of a command. Exit codes: 0 done, 1 refused or failed,"
+        " 2 wrong usage, 130 interrupted.",
+    )
+    parser.add_argument("--version", action=_Version, lookup=version)
+    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands: dict[str, _Parser] = {}
+    for name, (summary, add) in _COMMANDS.items():
+        command = subparsers.add_parser(
+            name, help=summary, description=summary, epilog=_EPILOG if name != "inspect" else None
+        )
+        add(command)
+        commands[name] = command
+    return parser, commands
+
+
+def _add_model(parser: _Parser) -> None:
+    group = parser.add_argument_group("model")
+    group.add_argument("model", nargs="?", metavar="MODEL", help="a GGUF file, any shard of a set, or demo")
+    group.add_argument("-m", "--model", dest="model_flag", metavar="MODEL", help="the same as a flag")
+
+
+def _add_device(parser: _Parser) -> None:
+    group = parser.add_argument_group("context and memory")
+    add = group.add_argument
+    add("-c", "--ctx-size", type=positive("a context of 0 tokens holds nothing; leave it out for the model's own"),
+        metavar="N", help="tokens of the conversation; default: what the model was trained on")  # fmt: skip
+    add("--shared-device-memory-mib", "--arena-mib", "--kv-stream-arena-mib", "--kv-stream-stage-mib", dest="arena_mib",
+        type=arena, metavar="MIB",
+        help="bound on device memory beside the weights; default: all of the context stays resident, as far as a quarter"
+        " of the free memory allows")  # fmt: skip
+    add("-ctk", "--cache-type-k", default=DEFAULT_CACHE_TYPE, metavar="TYPE", help="type of keys (default %(default)s)")
+    add(
+        "-ctv",
+        "--cache-type-v",
+        default=DEFAULT_CACHE_TYPE,
+        metavar="TYPE",
+        help="type of values (default %(default)s)",
+    )
+    add("--no-kv-rotation", dest="kv_rotation", action="store_false", help="store quantized keys and values unrotated")
+    add("-ub", "--ubatch-size", type=positive(), default=DEFAULT_UBATCH, metavar="N",
+        help="rows of a pass over the prompt (default %(default)s); part of the result's identity")  # fmt: skip
+    add("-b", "--batch-size", type=positive(), metavar="N",
+        help="at least the ubatch size; changes nothing, since prompts run in passes of the ubatch size")  # fmt: skip
+    add("-t", "--threads", type=integer(-1), default=0, metavar="N", help="compute threads (default: one per core)")
+    add("-dev", "--device", default="cpu", metavar="NAME", help="the device (default %(default)s)")
+
+
+def _add_generation(parser: _Parser) -> None:
+    add = parser.add_argument_group("generation").add_argument
+    add("-n", "--n-predict", "--predict", type=integer(-2), default=-1, metavar="N",
+        help="tokens of an answer at most; -1 (default): until the model or the context ends it")  # fmt: skip
+    add("-s", "--seed", type=integer(RANDOM_SEED, 2**64 - 1), default=RANDOM_SEED, metavar="N",
+        help="seed of the choice; -1 (default): a random one, printed in the summary")  # fmt: skip
+    add("--stop", action="append", default=[], metavar="TEXT", help="end an answer before this text; may be repeated")
+    add("--ignore-eos", action="store_true", help="go on where the model would end")
+
+
+def _add_sampling(parser: _Parser) -> None:
+    add = parser.add_argument_group("sampling").add_argument
+    own = SamplingParams()
+
+    def number(*names: str, text: str, kind: Callable[[str], float | int] = real, dest: str | None = None) -> None:
+        field = dest or names[-1].removeprefix("--").replace("-", "_")
+        add(*names, dest=field, type=kind, default=getattr(own, SAMPLING_FIELDS[field]), metavar="N",
+            help=f"{text} (default %(default)s)")  # fmt: skip
+
+    number("--temp", "--temperature", dest="temp", text="temperature; 0 takes the likeliest token")
+    number("--top-k", kind=int, text="keep the k likeliest tokens; 0 is off")
+    number("--top-p", text="keep the likeliest tokens of this total probability; 1 is off")
+    number("--min-p", text="drop tokens below this share of the likeliest; 0 is off")
+    number("--typical", "--typical-p", dest="typical", text="keep tokens of typical surprise; 1 is off")
+    number("--top-n-sigma", "--top-nsigma", dest="top_n_sigma",
+           text="keep logits within n deviations of the best; 0 or less is off")  # fmt: skip
+    number("--xtc-probability", text="chance to drop all but the last of the tokens above the threshold; 0 is off")
+    number("--xtc-threshold", text="the threshold of XTC")
+    number("--repeat-last-n", kind=int, text="tokens that penalties look back; -1 is all, 0 none")
+    number("--repeat-penalty", text="divide the logits of repeated tokens; 1 is off")
+    number("--presence-penalty", text="subtract from tokens that occurred; 0 is off")
+    number("--frequency-penalty", text="subtract for each occurrence; 0 is off")
+    number("--dry-multiplier", text="strength of the penalty on repeated sequences; 0 is off")
+    number("--dry-base", text="growth of DRY per repeated token")
+    number("--dry-allowed-length", kind=int, text="repeated tokens that DRY lets pass")
+    number("--dry-penalty-last-n", kind=int, text="tokens that DRY looks back; -1 is all")
+    add("--dry-sequence-breaker", action="append", metavar="TEXT",
+        help="no repetition reaches across this text; may be repeated, none is none (default: newline : \" *)")  # fmt: skip
+    add("-l", "--logit-bias", action="append", type=bias, default=[], metavar="ID+N",
+        help="add to the logit of a token, as in 15043+1, 15043-1.5 or 15043-inf; may be repeated")  # fmt: skip
+
+
+def _add_prompt(parser: _Parser, *, first: str) -> None:
+    group = parser.add_argument_group("prompt")
+    either = group.add_mutually_exclusive_group()
+    either.add_argument("-p", "--prompt", metavar="TEXT", help=first)
+    either.add_argument("-f", "--prompt-file", "--file", dest="prompt_file", metavar="FILE",
+                        help="the same from a UTF-8 file without its last newline; - is standard input")  # fmt: skip
+    group.add_argument("-sys", "--system", "--system-prompt", dest="system", metavar="TEXT", help="the system message")
+    group.add_argument("--chat-template-file", type=Path, metavar="FILE", help="a template in place of the model's own")
+
+
+def _add_output(parser: _Parser) -> None:
+    add = parser.add_argument_group("output").add_argument
+    add("--stats", action="store_true", help="print a table of counters on standard error")
+    add("--progress", action=argparse.BooleanOptionalAction, default=None,
+        help="show progress and the summary on standard error (default: where it is a terminal)")  # fmt: skip
+
+
+def _add_generate(parser: _Parser) -> None:
+    _add_model(parser)
+    _add_device(parser)
+    _add_generation(parser)
+    _add_sampling(parser)
+    _add_prompt(parser, first="the user's message; with --raw the text to continue")
+    parser.add_argument("--raw", action="store_true", help="continue the text as it stands, without a chat template")
+    _add_output(parser)
+    parser.add_argument("--json", action="store_true", help="print one JSON object in place of the text")
+    add_foreign(parser)
+
+
+def _add_chat(parser: _Parser) -> None:
+    _add_model(parser)
+    _add_device(parser)
+    _add_generation(parser)
+    _add_sampling(parser)
+    _add_prompt(parser, first="the first message")
+    _add_output(parser)
+    add_foreign(parser)
+
+
+def _add_inspect(parser: _Parser) -> None:
+    _add_model(parser)
+    add = parser.add_argument_group("output").add_argument
+    add("--tensors", action="store_true", help="list every tensor")
+    add("--template", action="store_true", help="print the chat template and nothing else")
+    add("--json", action="store_true", help="print one JSON object")
+
+
+def _add_plan(parser: _Parser) -> None:
+    _add_model(parser)
+    _add_device(parser)
+    add = parser.add_argument_group("output").add_argument
+    add("--contexts", type=contexts, default=(), metavar="N,N", help="context lengths to show (default: powers of two)")
+    add("--json", action="store_true", help="print one JSON object")
+    add_foreign(parser)
+
+
+_COMMANDS: dict[str, tuple[str, Callable[[_Parser], None]]] = {
+    "generate": ("Answer one prompt.", _add_generate),
+    "chat": ("Talk with the model in the terminal.", _add_chat),
+    "inspect": ("Show what a GGUF file holds.", _add_inspect),
+    "plan": ("Show how the arena would be divided, and what would be streamed.", _add_plan),
+}

@@ -1,0 +1,173 @@
+"""``pykvstream plan``: how an arena would be divided, before it is reserved.
+
+Holds: ``run``. Without ``--arena-mib`` the recommended arena is shown. The smallest arena is printed as a number that can be
+given back to ``--arena-mib``; one page less is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from dataclasses import dataclass
+
+from rich.text import Text
+
+from pykvstream.cli.options import ModelOptions, PlanOptions
+from pykvstream.cli.render import MIB, console, loading, printable
+from pykvstream.core.device import Device
+from pykvstream.engine import cache_type, find_model
+from pykvstream.errors import InvalidArgument, Unsupported
+from pykvstream.gguf import GgufFile
+from pykvstream.models import ModelConfig
+from pykvstream.report import default_contexts, plan_report
+from pykvstream.runtime.admission import HostMemory, check_context, host_memory_available
+from pykvstream.runtime.layout import (
+    ALIGNMENT_BYTES,
+    PAGE_TOKENS,
+    POOL_REGION,
+    ArenaPlan,
+    PhasePlan,
+    recommended_arena_bytes,
+    resident_contexts,
+    with_mib,
+)
+from pykvstream.runtime.target import Blueprint, TargetOptions
+
+_WIDEST = 100
+_NARROWEST = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """Bytes beside the arena: weights on the device, and what the host must have for arena and full history."""
+
+    weight_bytes: int
+    host_bytes: int
+
+
+def run(options: PlanOptions) -> int:
+    """Print the plan. Raises ``KvStreamError``, ``NoSpace`` with the smallest arena among them."""
+    plan, needs = make_plan(options.model)
+    contexts = options.contexts or default_contexts(plan.ctx_tokens)
+    for n_tokens in contexts:
+        if n_tokens > plan.ctx_tokens:
+            raise InvalidArgument(f"--contexts {n_tokens}: the plan is for a context of {plan.ctx_tokens} tokens")
+    memory = host_memory_available()
+    if options.json:
+        print(json.dumps(as_json(options.model, plan, needs, memory, contexts)))
+    else:
+        _print(options.model, plan, needs, memory, contexts)
+    return 0
+
+
+def make_plan(options: ModelOptions) -> tuple[ArenaPlan, Needs]:
+    """The plan that opening a model with these options would make, without its arena."""
+    if options.device != "cpu":
+        raise Unsupported(f"device {options.device!r} is not supported; supported: cpu")
+    with GgufFile.open(find_model(options.model)) as file, Device(options.threads) as device:
+        config = ModelConfig.from_gguf(file)
+        ctx_tokens = config.n_ctx_train if options.ctx_size is None else options.ctx_size
+        check_context(ctx_tokens, config.n_ctx_train)
+        types = cache_type(options.cache_type_k), cache_type(options.cache_type_v)
+        target = TargetOptions(*types, options.ubatch_size, ctx_tokens, options.kv_rotation)
+        with loading(options.model, None) as progress:
+            blueprint = Blueprint(file, config, device, target, progress)
+        try:
+            if options.arena_mib is None:
+                arena_bytes = recommended_arena_bytes(blueprint.shape, ctx_tokens, blueprint.needs)
+            else:
+                arena_bytes = int(options.arena_mib * MIB) // ALIGNMENT_BYTES * ALIGNMENT_BYTES
+            plan = blueprint.plan(arena_bytes)
+            host_bytes = plan.shape.history_bytes(ctx_tokens) + arena_bytes
+            return plan, Needs(blueprint.weights.device_bytes, host_bytes)
+        finally:
+            blueprint.close()
+
+
+def flag_mib(n_bytes: int) -> str:
+    """The shortest number of MiB with four decimals at most that is no smaller than ``n_bytes``."""
+    return f"{math.ceil(n_bytes * 10_000 / MIB) / 10_000:.4f}".rstrip("0").rstrip(".")
+
+
+def as_json(
+    options: ModelOptions, plan: ArenaPlan, needs: Needs, memory: HostMemory, contexts: tuple[int, ...]
+) -> dict[str, object]:
+    """The plan as one object; byte counts are exact."""
+    limits = memory.limits(pinned=False)
+    return {
+        "model": options.model,
+        "ctx_size": plan.ctx_tokens,
+        "cache_type_k": options.cache_type_k,
+        "cache_type_v": options.cache_type_v,
+        "ubatch_size": options.ubatch_size,
+        "page_tokens": PAGE_TOKENS,
+        "page_bytes": plan.shape.slot_bytes,
+        "n_layers": plan.shape.n_layers,
+        "arena_bytes": plan.arena_bytes,
+        "smallest_arena_bytes": plan.smallest_bytes,
+        "smallest_arena_mib": plan.smallest_bytes / MIB,
+        "recommended_arena_bytes": plan.recommended_bytes,
+        "recommended_arena_mib": plan.recommended_bytes / MIB,
+        "weight_bytes": needs.weight_bytes,
+        "history_bytes": plan.shape.history_bytes(plan.ctx_tokens),
+        "host": {"need_bytes": needs.host_bytes, "have_bytes": min(limits.values()), "limits": limits},
+        "phases": [_phase(phase) for phase in plan.phases],
+        "contexts": _contexts(plan, contexts),
+    }
+
+
+def _phase(phase: PhasePlan) -> dict[str, object]:
+    return {
+        "name": phase.need.name,
+        "max_rows": phase.max_rows,
+        "workspace_bytes": phase.need.workspace_bytes,
+        "page_slots": phase.pool.n_slots,
+        "ring_slots": phase.placement.ring_slots,
+        "resident_pages": list(phase.placement.resident_pages),
+        "is_fully_resident": phase.is_fully_resident,
+        "unused_bytes": phase.unused_bytes,
+        "regions": [
+            {
+                "name": "pool" if region.id == POOL_REGION else "workspace",
+                "offset_bytes": region.offset_bytes,
+                "size_bytes": region.size_bytes,
+            }
+            for region in phase.regions
+        ],
+    }
+
+
+def _contexts(plan: ArenaPlan, contexts: tuple[int, ...]) -> list[dict[str, int]]:
+    placement = plan.phase("decode").placement
+    return [
+        {
+            "tokens": row.n_tokens,
+            "history_bytes": row.history_bytes,
+            "resident_pages": row.forecast.resident_pages,
+            "streamed_pages": row.forecast.streamed_pages,
+            "streamed_bytes_per_pass": row.forecast.streamed_bytes,
+        }
+        for row in resident_contexts(plan.shape, placement, contexts)
+    ]
+
+
+def _print(options: ModelOptions, plan: ArenaPlan, needs: Needs, memory: HostMemory, contexts: tuple[int, ...]) -> None:
+    out = console(sys.stdout)
+    types = f"K {options.cache_type_k}, V {options.cache_type_v}"
+    out.print(f"{printable(options.model)}: {plan.shape.n_layers} layers, {types}, ubatch {options.ubatch_size}")
+    out.print(plan_report(plan, contexts, min(max(out.width - 2, _NARROWEST), _WIDEST)))
+    smallest, recommended = flag_mib(plan.smallest_bytes), flag_mib(plan.recommended_bytes)
+    out.print(f"as flags           --arena-mib {smallest}  |  --arena-mib {recommended}")
+    out.print(_host_text(needs, memory))
+
+
+def _host_text(needs: Needs, memory: HostMemory) -> Text:
+    limits = memory.limits(pinned=False)
+    name = min(limits, key=lambda limit: limits[limit])
+    fits = "" if needs.host_bytes <= limits[name] else ": does not fit, opening the model will be refused"
+    return Text(
+        f"weights            {with_mib(needs.weight_bytes)}\n"
+        f"host memory        need {with_mib(needs.host_bytes)} for arena and full history,\n"
+        f"                   have {with_mib(limits[name])} by the {name}{fits}"
+    )

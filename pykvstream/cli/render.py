@@ -1,0 +1,126 @@
+"""What the terminal sees beside the answer: progress, the summary line, tables.
+
+Units: MiB is 2^20 bytes.
+Holds: nothing here writes to standard output on its own; text from files is stripped of control characters before a terminal
+sees it, since a model file may come from anywhere.
+"""
+
+from __future__ import annotations
+
+import sys
+import unicodedata
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+if TYPE_CHECKING:
+    # ``inspect`` prints tables without the native core, which the runtime imports.
+    from pykvstream.runtime.session import ForwardProgress, SessionStats
+
+MIB = 1 << 20
+_PLAIN_WIDTH = 100
+_STEPS = 10
+_KEPT_CONTROLS = "\n\t"
+
+
+def console(file: TextIO) -> Console:
+    """A console that takes text as it stands; colours only where ``file`` is a terminal and NO_COLOR is not set."""
+    width = None if file.isatty() else _PLAIN_WIDTH
+    return Console(file=file, markup=False, highlight=False, emoji=False, soft_wrap=False, width=width)
+
+
+def printable(text: str) -> str:
+    """``text`` with control and format characters spelled out, line breaks and tabs kept."""
+    return "".join(
+        char if char in _KEPT_CONTROLS or unicodedata.category(char) not in ("Cc", "Cf", "Cs") else ascii(char)[1:-1]
+        for char in text
+    )
+
+
+def note(text: str) -> None:
+    """One line on standard error."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def mib(n_bytes: float) -> str:
+    return f"{n_bytes / MIB:,.1f} MiB"
+
+
+def is_shown(wanted: bool | None) -> bool:
+    """Whether progress and summaries are shown: as asked for, else where standard error is a terminal."""
+    return sys.stderr.isatty() if wanted is None else wanted
+
+
+@contextmanager
+def loading(name: str, wanted: bool | None) -> Iterator[Callable[[str, int], None] | None]:
+    """Progress of a model that is being loaded, on a terminal only; yields what ``Model.open`` takes."""
+    if not (is_shown(wanted) and sys.stderr.isatty()):
+        yield None
+        return
+    with console(sys.stderr).status(f"loading {name}") as status:
+        loaded = 0
+
+        def show(_: str, n_bytes: int) -> None:
+            nonlocal loaded
+            loaded += n_bytes
+            status.update(f"loading {name}: {mib(loaded)}")
+
+        yield show
+
+
+@contextmanager
+def prefilling(wanted: bool | None) -> Iterator[ForwardProgress | None]:
+    """Progress over a prompt: a bar on a terminal, a few lines elsewhere. It disappears with the first token."""
+    if not is_shown(wanted):
+        yield None
+    elif sys.stderr.isatty():
+        with _bar() as bar:
+            task = bar.add_task("prompt", total=None)
+            yield lambda done, total: bar.update(task, completed=done, total=total)
+    else:
+        yield _lines()
+
+
+def _bar() -> Progress:
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=console(sys.stderr), transient=True)
+
+
+def _lines() -> ForwardProgress:
+    shown = 0
+
+    def show(done: int, total: int) -> None:
+        nonlocal shown
+        step = done * _STEPS // total
+        if step > shown:
+            shown = step
+            note(f"prompt: {done} of {total} tokens")
+
+    return show
+
+
+def summary(
+    name: str, seed: int, stop_reason: str | None, n_tokens: int, streamed_per_token: float, stats: SessionStats
+) -> str:
+    """One line about one answer."""
+    return (
+        f"{name}: {stats.prefill_tokens} prompt + {n_tokens} new tokens, {stop_reason or 'stopped'}, seed {seed}"
+        f" | arena {mib(stats.arena_bytes)}, history {mib(stats.history_bytes)},"
+        f" streamed {streamed_per_token / MIB:,.2f} MiB per token"
+        f" | prompt {stats.prefill_tokens_per_s:,.1f}, answer {stats.decode_tokens_per_s:,.1f} tokens/s"
+    )
+
+
+def stats_table(stats: SessionStats) -> Table:
+    """Every counter of a session."""
+    table = Table(title="session", title_justify="left")
+    table.add_column("counter")
+    table.add_column("value", justify="right")
+    for name, value in stats.as_dict().items():
+        shown = f"{value:,}" if isinstance(value, int) else f"{value:,.2f}"
+        table.add_row(name, f"{shown} ({mib(value)})" if name.endswith("_bytes") else shown)
+    return table

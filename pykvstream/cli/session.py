@@ -1,0 +1,137 @@
+"""From options to an open model, a prompt and interrupts: what ``generate`` and ``chat`` share.
+
+Holds: ``open_model``, ``read_prompt``, ``read_template``, ``params_for``, ``Interrupt``.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+from typing import BinaryIO
+
+from pykvstream.cli.options import GenerationOptions, ModelOptions, PromptOptions
+from pykvstream.cli.render import loading
+from pykvstream.engine import Model, Session
+from pykvstream.errors import DeviceError, InvalidArgument, NotFound
+from pykvstream.sampling import SamplingParams
+from pykvstream.text.chat import ChatTemplate
+from pykvstream.text.tokenizer import MAX_TEXT_CHARS, Tokenizer
+
+_MAX_PROMPT_BYTES = 4 * MAX_TEXT_CHARS
+_MAX_TEMPLATE_BYTES = 1 << 22
+STDIN = "-"
+
+
+def open_model(options: ModelOptions, progress: bool | None) -> Model:
+    """``Model.open`` with the flags of the command line."""
+    with loading(options.model, progress) as show:
+        return Model.open(
+            options.model,
+            device=options.device,
+            arena_mib=options.arena_mib,
+            ctx_size=options.ctx_size,
+            cache_type_k=options.cache_type_k,
+            cache_type_v=options.cache_type_v,
+            ubatch_size=options.ubatch_size,
+            threads=options.threads,
+            kv_rotation=options.kv_rotation,
+            progress=show,
+        )
+
+
+def read_prompt(options: PromptOptions) -> str | None:
+    """The prompt, None where none was given. Raises ``InvalidArgument`` naming the byte that is not UTF-8."""
+    if options.file is None:
+        return options.text
+    text = _read(options.file, "prompt file", _MAX_PROMPT_BYTES)
+    return text.removesuffix("\n").removesuffix("\r")
+
+
+def read_template(model: Model, options: PromptOptions) -> ChatTemplate | None:
+    """The template of ``--chat-template-file``; None is the model's own."""
+    if options.template_file is None:
+        return None
+    return model.make_chat_template(_read(str(options.template_file), "chat template", _MAX_TEMPLATE_BYTES))
+
+
+def params_for(model: Model, options: GenerationOptions) -> SamplingParams:
+    """The sampling parameters, with the tokens that end a repeated sequence."""
+    if not options.params.has_dry or not options.dry_breakers:
+        return options.params
+    return replace(options.params, dry_breakers=breaker_tokens(model.tokenizer, options.dry_breakers))
+
+
+def breaker_tokens(tokenizer: Tokenizer, texts: tuple[str, ...]) -> tuple[int, ...]:
+    """The tokens whose text has any of ``texts`` in it."""
+    needles = [text.encode("utf-8", "surrogateescape") for text in texts if text]
+    return tuple(
+        token for token in range(tokenizer.n_vocab) if any(needle in tokenizer.token_bytes(token) for needle in needles)
+    )
+
+
+def _read(name: str, what: str, most: int) -> str:
+    try:
+        if name == STDIN:
+            data = _at_most(sys.stdin.buffer, most)
+        else:
+            with Path(name).open("rb") as file:
+                data = _at_most(file, most)
+    except (FileNotFoundError, ValueError):
+        raise NotFound(f"{what} {name!r}: no such file") from None
+    except OSError as error:
+        raise DeviceError(f"{what} {name!r}: {error.strerror}") from None
+    if len(data) > most:
+        raise InvalidArgument(f"{what} {name!r}: more than {most} bytes")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidArgument(f"{what} {name!r}: byte {error.start} is not UTF-8") from None
+
+
+def _at_most(file: BinaryIO, most: int) -> bytes:
+    # One byte more shows that there is more, without reading an endless device to its end.
+    return file.read(most + 1)
+
+
+class Interrupt:
+    """Whether Ctrl-C was pressed while an answer was made."""
+
+    def __init__(self, session: Session) -> None:
+        self.pressed = False
+        self._session = session
+
+    def press(self) -> None:
+        """Stop the answer. A second press while the first has not been obeyed interrupts as usual."""
+        if self.pressed:
+            raise KeyboardInterrupt
+        self.pressed = True
+        self._session.cancel()
+
+    def renew(self) -> None:
+        """Cancel again: making a generation forgets a cancellation that came before it."""
+        if self.pressed:
+            self._session.cancel()
+
+
+@contextmanager
+def interruptible(session: Session) -> Iterator[Interrupt]:
+    """Inside, Ctrl-C cancels the session in place of raising wherever the program happens to be."""
+    interrupt = Interrupt(session)
+    if threading.current_thread() is not threading.main_thread():
+        yield interrupt
+        return
+
+    def handle(_: int, __: FrameType | None) -> None:
+        interrupt.press()
+
+    before = signal.signal(signal.SIGINT, handle)
+    try:
+        yield interrupt
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,64 @@
+"""Values of flags: text to numbers, refused with what is needed.
+
+Holds: converters for ``argparse``; each raises ``ArgumentTypeError``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+from collections.abc import Callable
+
+
+def integer(least: int, most: int = 2**31 - 1, why: str | None = None) -> Callable[[str], int]:
+    def convert(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"need an integer, got {text!r}") from None
+        if not least <= value <= most:
+            raise argparse.ArgumentTypeError(why or f"need an integer from {least} to {most}, got {value}")
+        return value
+
+    return convert
+
+
+def positive(why_not_zero: str | None = None) -> Callable[[str], int]:
+    check = integer(1)
+
+    def convert(text: str) -> int:
+        if why_not_zero is not None and text.strip() == "0":
+            raise argparse.ArgumentTypeError(why_not_zero)
+        return check(text)
+
+    return convert
+
+
+def real(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise argparse.ArgumentTypeError(f"need a number, got {text!r}")
+    return value
+
+
+def arena(text: str) -> float:
+    value = real(text)
+    if not 0 < value < 2**40:
+        raise argparse.ArgumentTypeError(f"need a size above 0 MiB, got {text}; left out, the arena suits the context")
+    return value
+
+
+def contexts(text: str) -> tuple[int, ...]:
+    check = integer(1)
+    return tuple(check(part) for part in text.split(","))
+
+
+def bias(text: str) -> tuple[int, float]:
+    found = re.fullmatch(r"(\d+)([+-](?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?|-inf)", text, re.ASCII | re.IGNORECASE)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"need a token id and what to add, as in 15043+1 or 15043-inf, got {text!r}")
+    return int(found[1]), float(found[2])
