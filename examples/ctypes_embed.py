@@ -233,7 +233,7 @@ def plan_of(spans: Sequence[tuple[int, int, c.c_void_p, int, int]], kvs: Library
     desc = SpanDesc(
         n_spans=len(spans),
         layer=c.pointer(layer),
-        spans=(Span * len(spans))(*spans),
+        spans=(Span * len(spans))(*(Span(*span) for span in spans)),
         active_tokens=N_TOKENS,
         n_query_rows=1,
     )
@@ -264,7 +264,7 @@ def main(path: str) -> int:
     q, out, scale = floats(HEAD_DIM), (c.c_float * HEAD_DIM)(), HEAD_DIM**-0.5
     attend = AttendDesc(n_query_heads=HEADS, plan=plan, q=q, out=out, scale=scale)
     kvs("attend_run", device, c.byref(attend))
-    worst = max(abs(a - b) for a, b in zip(out, plain_attention(q, history, scale), strict=True))
+    worst = max(abs(a - b) for a, b in zip(out, plain_attention(list(q), history, scale), strict=True))
     print(f"{N_TOKENS} tokens, {STREAMED} of {N_PAGES} pages streamed: largest difference {worst:.1e}")
 
     kvs.release("arena", arena)
