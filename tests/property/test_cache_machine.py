@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 pytest.importorskip("pykvstream._ffi._native")
 
@@ -107,49 +107,57 @@ def record_of(layer: int, seed: int, n_bytes: int) -> np.ndarray:
     return np.random.default_rng([layer, seed]).integers(0, 256, n_bytes, np.uint8)
 
 
+WHO = st.integers(0, 59)
+"""Which sequence, of as many as there are."""
+ROWS = st.one_of(st.integers(1, 20), st.integers(200, 400))
+
+
 class CacheMachine(RuleBasedStateMachine):
-    @initialize(flags=st.sampled_from([0, DeviceFlag.DEFERRED, DeviceFlag.STRICT_HISTORY]))
-    def open(self, flags: int) -> None:
-        self.device = Device(1, flags=DeviceFlag(flags))
+    @initialize(
+        flags=st.sampled_from([DeviceFlag.NONE, DeviceFlag.DEFERRED, DeviceFlag.STRICT_HISTORY]),
+        ctx=st.integers(600, 1100),
+        n_tokens=st.integers(1, 600),
+    )
+    def open(self, flags: DeviceFlag, ctx: int, n_tokens: int) -> None:
+        self.device = Device(1, flags=flags)
         self.cache = Cache(self.device, LAYERS)
         self.live: list[tuple[Seq, Model]] = []
         self.closed: list[Seq] = []
         self.seen_ids: dict[int, Column] = {}
         self.generations: dict[int, int] = {}
         self.seeds = 0
+        self.create(ctx)
+        self.extend(0, n_tokens, n_tokens)
 
-    def pick(self, data: st.DataObject) -> tuple[Seq, Model]:
-        return data.draw(st.sampled_from(self.live))
+    def pick(self, who: int) -> tuple[Seq, Model]:
+        return self.live[who % len(self.live)]
 
-    @precondition(lambda self: len(self.live) < 5)
-    @rule(ctx=st.one_of(st.integers(1, 1100), st.sampled_from([255, 256, 257, 512])))
     def create(self, ctx: int) -> None:
         self.live.append((self.cache.sequence(ctx), Model(ctx)))
 
-    @rule()
-    def create_without_context(self) -> None:
+    @rule(ctx=st.one_of(st.integers(1, 1100), st.sampled_from([255, 256, 257, 512])))
+    def create_another(self, ctx: int) -> None:
         with pytest.raises(InvalidArgument):
             self.cache.sequence(0)
+        if len(self.live) < 5:
+            self.create(ctx)
 
-    @precondition(lambda self: self.live)
-    @rule(data=st.data())
-    def fork(self, data: st.DataObject) -> None:
-        seq, model = self.pick(data)
+    @rule(who=WHO)
+    def fork(self, who: int) -> None:
+        seq, model = self.pick(who)
         if model.open_rows or model.source is not None:
             with pytest.raises(Busy):
                 seq.fork()
             return
-        if len(self.live) >= 6:
+        if len(self.live) >= 5:
             return
         child = Model(model.ctx, model.committed, model.appended, list(model.pages))
         for column in child.pages:
             column.holders += 1
         self.live.append((seq.fork(), child))
 
-    @precondition(lambda self: self.live)
-    @rule(data=st.data(), n_tokens=st.one_of(st.integers(0, 20), st.integers(200, 700)))
-    def append(self, data: st.DataObject, n_tokens: int) -> None:
-        seq, model = self.pick(data)
+    def append(self, who: int, n_tokens: int) -> bool:
+        seq, model = self.pick(who)
         expected: type[Exception] | None = None
         if n_tokens == 0:
             expected = InvalidArgument
@@ -160,100 +168,107 @@ class CacheMachine(RuleBasedStateMachine):
         if expected is not None:
             with pytest.raises(expected):
                 seq.append(n_tokens)
-        else:
-            seq.append(n_tokens)
-            model.append(n_tokens)
+            return False
+        seq.append(n_tokens)
+        model.append(n_tokens)
+        return True
 
-    @precondition(lambda self: any(model.open_rows for _, model in self.live))
-    @rule(data=st.data())
-    def commit(self, data: st.DataObject) -> None:
-        seq, model = data.draw(st.sampled_from([pair for pair in self.live if pair[1].open_rows]))
-        n_tokens = data.draw(st.one_of(st.integers(0, model.open_rows), st.just(model.open_rows)))
-        seq.commit(n_tokens)
-        model.end_at(model.committed + n_tokens)
+    @rule(who=WHO, n_tokens=st.one_of(st.integers(0, 3), ROWS))
+    def open_rows(self, who: int, n_tokens: int) -> None:
+        self.append(who, n_tokens)
 
-    @precondition(lambda self: self.live)
-    @rule(data=st.data())
-    def commit_more_than_open(self, data: st.DataObject) -> None:
-        seq, model = self.pick(data)
-        with pytest.raises(InvalidArgument):
-            seq.commit(model.open_rows + 1)
-
-    @precondition(lambda self: self.live)
-    @rule(data=st.data())
-    def truncate(self, data: st.DataObject) -> None:
-        seq, model = self.pick(data)
-        n_tokens = data.draw(st.integers(0, model.committed + 1))
-        if n_tokens > model.committed:
+    @rule(who=WHO, n_kept=st.integers(0, 400))
+    def commit(self, who: int, n_kept: int) -> None:
+        seq, model = self.pick(who)
+        if n_kept > model.open_rows:
             with pytest.raises(InvalidArgument):
-                seq.truncate(n_tokens)
+                seq.commit(n_kept)
+            n_kept = model.open_rows
+        seq.commit(n_kept)
+        model.end_at(model.committed + n_kept)
+
+    @rule(who=WHO, n_tokens=ROWS, n_kept=st.integers(0, 400))
+    def extend(self, who: int, n_tokens: int, n_kept: int) -> None:
+        if self.append(who, n_tokens):
+            seq, model = self.pick(who)
+            seq.commit(min(n_kept, n_tokens))
+            model.end_at(model.committed + min(n_kept, n_tokens))
+
+    @rule(who=WHO, back=st.one_of(st.integers(-1, 20), st.integers(0, 600)))
+    def truncate(self, who: int, back: int) -> None:
+        seq, model = self.pick(who)
+        if back < 0:
+            with pytest.raises(InvalidArgument):
+                seq.truncate(model.committed + 1)
         else:
+            n_tokens = max(model.committed - back, 0)
             seq.truncate(n_tokens)
             model.end_at(n_tokens)
 
-    @precondition(lambda self: self.live)
-    @rule(data=st.data())
-    def release(self, data: st.DataObject) -> None:
-        seq, model = self.pick(data)
-        seq.close()
-        seq.close()
-        model.release()
-        self.live.remove((seq, model))
-        self.closed.append(seq)
+    @rule(who=WHO)
+    def release(self, who: int) -> None:
+        seq, model = self.pick(who)
+        if len(self.live) > 1:
+            seq.close()
+            seq.close()
+            model.release()
+            self.live.remove((seq, model))
+            self.closed.append(seq)
+        for dead in self.closed:
+            with pytest.raises(Closed):
+                dead.append(1)
+            with pytest.raises(Closed):
+                dead.fork()
 
-    @precondition(lambda self: self.closed)
-    @rule(data=st.data())
-    def use_after_close(self, data: st.DataObject) -> None:
-        seq = data.draw(st.sampled_from(self.closed))
-        with pytest.raises(Closed):
-            seq.append(1)
-        with pytest.raises(Closed):
-            seq.fork()
-
-    @precondition(lambda self: any(model.pages for _, model in self.live))
-    @rule(data=st.data(), both_layers=st.booleans())
-    def write_page(self, data: st.DataObject, both_layers: bool) -> None:
-        seq, model = data.draw(st.sampled_from([pair for pair in self.live if pair[1].pages]))
-        page = data.draw(st.integers(0, len(model.pages) - 1))
+    def write(self, who: int, page: int, layer: int, rows: int) -> None:
+        seq, model = self.pick(who)
+        self.seeds += 1
+        record = record_of(layer, self.seeds, self.cache.records[layer].record_bytes)
         limit = model.rows_in(page, model.committed)
-        rows = data.draw(st.sampled_from(sorted({0, 1, limit, limit + 1} & set(range(PAGE_TOKENS + 2)))))
-        layers = [0, 1] if both_layers else [data.draw(st.integers(0, 1))]
         column = model.pages[page]
-        for layer in layers:
-            self.seeds += 1
-            record = record_of(layer, self.seeds, self.cache.records[layer].record_bytes)
-            if rows == 0 or rows > limit:
-                with pytest.raises(InvalidArgument):
-                    seq.write_page(layer, page, record, rows)
-                continue
-            if column.shared:
-                with pytest.raises(Busy):
-                    seq.write_page(layer, page, record, rows)
-                continue
-            seq.write_page(layer, page, record, rows)
-            column.content[layer] = self.seeds
-            column.published = 0
-            if column.loaded and column.loading != rows:
-                column.loaded.clear()
-            column.loading = rows
-            column.loaded.add(layer)
-            if len(column.loaded) == len(LAYERS):
-                column.published = rows
-                column.loaded.clear()
-                if model.source is not None and model.source[0] == page:
-                    model.drop_source()
-
-    @precondition(lambda self: any(model.pages for _, model in self.live))
-    @rule(data=st.data(), layer=st.integers(0, 1))
-    def read_page(self, data: st.DataObject, layer: int) -> None:
-        seq, model = data.draw(st.sampled_from([pair for pair in self.live if pair[1].pages]))
-        page = data.draw(st.integers(0, len(model.pages)))
-        if page == len(model.pages) or model.pages[page].published == 0:
-            with pytest.raises(NotFound):
-                seq.read_page(layer, page)
+        if rows == 0 or rows > limit or column.shared:
+            with pytest.raises(InvalidArgument if rows == 0 or rows > limit else Busy):
+                seq.write_page(layer, page, record, rows)
             return
-        expected = record_of(layer, model.pages[page].content[layer], self.cache.records[layer].record_bytes)
-        assert np.array_equal(seq.read_page(layer, page), expected)
+        seq.write_page(layer, page, record, rows)
+        column.content[layer] = self.seeds
+        column.published = 0
+        if column.loaded and column.loading != rows:
+            column.loaded.clear()
+        column.loading = rows
+        column.loaded.add(layer)
+        if len(column.loaded) == len(LAYERS):
+            column.published = rows
+            column.loaded.clear()
+            if model.source is not None and model.source[0] == page:
+                model.drop_source()
+
+    @rule(who=WHO, page=st.integers(0, 9), layer=st.integers(0, 1), rows=st.integers(0, 300))
+    def write_one_layer(self, who: int, page: int, layer: int, rows: int) -> None:
+        _, model = self.pick(who)
+        if model.pages:
+            self.write(who, page % len(model.pages), layer, rows)
+
+    @rule(who=WHO)
+    def load(self, who: int) -> None:
+        _, model = self.pick(who)
+        for page in range(len(model.pages)):
+            for layer in range(len(LAYERS)):
+                self.write(who, page, layer, model.rows_in(page, model.committed))
+
+    @rule(who=WHO)
+    def read_all(self, who: int) -> None:
+        seq, model = self.pick(who)
+        for layer, record in enumerate(self.cache.records):
+            with pytest.raises(NotFound):
+                seq.read_page(layer, len(model.pages))
+            for page, column in enumerate(model.pages):
+                if min(column.published, model.rows_in(page, model.appended)) == 0:
+                    with pytest.raises(NotFound):
+                        seq.read_page(layer, page)
+                    continue
+                expected = record_of(layer, column.content[layer], record.record_bytes)
+                assert np.array_equal(seq.read_page(layer, page), expected)
 
     @invariant()
     def counts_agree(self) -> None:
@@ -307,4 +322,4 @@ class CacheMachine(RuleBasedStateMachine):
 
 
 TestCacheMachine = CacheMachine.TestCase
-TestCacheMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestCacheMachine.settings = settings(max_examples=80, stateful_step_count=50, deadline=None)
