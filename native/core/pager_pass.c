@@ -343,11 +343,15 @@ static void undo_open(kvs_pager *pager)
             kvs_pager_forget_pages(pager, layer, 0, pager->where_pages);
         }
     }
+    bool is_restored = kvs_seq_copy_source(pager->current, NULL, NULL, NULL);
     (void)kvs_seq_commit(pager->current, 0);
     for (uint32_t layer = 0; layer < pager->n_layers; layer++) {
         kvs_pager_forget_pages(pager, layer, kvs_seq_pages(pager->current), pager->where_pages);
     }
     pager->generation = kvs_seq_generation(pager->current);
+    if (is_restored) {
+        pager->current = NULL; /* its last page has its old id again, and perhaps its old slot */
+    }
     pager->is_in_pass = false;
 }
 
@@ -388,7 +392,9 @@ kvs_status kvs_pager_begin(kvs_pager *pager, kvs_seq *seq, uint32_t n_rows)
     if (status != KVS_OK) {
         return status;
     }
-    bool is_known = pager->current == seq && pager->generation + 1 == kvs_seq_generation(seq);
+    /* A page that the append replaced has another id: the slot of the old one now belongs to a fork. */
+    bool is_known = pager->current == seq && pager->generation + 1 == kvs_seq_generation(seq) &&
+                    !kvs_seq_copy_source(seq, NULL, NULL, NULL);
     if (!is_known) {
         (void)kvs_pager_cancel_ring(pager);
         status = kvs_pager_select(pager, seq);
