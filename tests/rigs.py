@@ -1,0 +1,132 @@
+"""Targets without an engine around them, with the device flags that make a cheat visible.
+
+Units: ``residency`` 0 is the smallest arena that works, 1 the one in which nothing ever streams.
+Holds: ``Rig``, ``open_rig``, ``random_placement``, ``expected_stream_bytes``, ``tokens_of``.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from pykvstream.core.device import Device, DeviceFlag, Isa
+from pykvstream.gguf import GgmlType, GgufFile
+from pykvstream.models import ModelConfig
+from pykvstream.runtime.layout import (
+    ALIGNMENT_BYTES,
+    ArenaPlan,
+    Placement,
+    forecast_pass,
+    recommended_arena_bytes,
+    smallest_arena_bytes,
+)
+from pykvstream.runtime.session import TokenSession
+from pykvstream.runtime.target import Blueprint, Phase, Target, TargetOptions
+
+HONEST = DeviceFlag.POISON_RELEASED | DeviceFlag.STRICT_HISTORY
+"""Released pages become NaN, and history cannot be read but by a copy."""
+
+KV_TYPES = (
+    GgmlType.F32,
+    GgmlType.F16,
+    GgmlType.BF16,
+    GgmlType.Q8_0,
+    GgmlType.Q4_0,
+    GgmlType.Q4_1,
+    GgmlType.Q5_0,
+    GgmlType.Q5_1,
+    GgmlType.IQ4_NL,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Rig:
+    """A target, and what has to be closed with it."""
+
+    file: GgufFile
+    device: Device
+    target: Target
+
+    @property
+    def plan(self) -> ArenaPlan:
+        return self.target.plan
+
+    @property
+    def streamed_bytes(self) -> int:
+        return self.target.pager_info.streamed_bytes
+
+    def session(self) -> TokenSession:
+        return TokenSession(self.target, self.plan.ctx_tokens)
+
+    def close(self) -> None:
+        self.target.close()
+        self.device.close()
+        self.file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def open_rig(
+    path: str | os.PathLike[str],
+    *,
+    residency: float = 1.0,
+    type_k: GgmlType = GgmlType.Q8_0,
+    type_v: GgmlType = GgmlType.Q8_0,
+    ubatch: int = 512,
+    ctx: int = 2048,
+    rotation: bool = True,
+    fused: bool = True,
+    threads: int = 1,
+    flags: DeviceFlag = HONEST,
+    isa: Isa = Isa.BEST,
+    schedule_seed: int = 0,
+) -> Rig:
+    file = GgufFile.open(path)
+    device = Device(threads, flags=flags, isa=isa, schedule_seed=schedule_seed)
+    options = TargetOptions(type_k, type_v, ubatch, ctx, rotation, fused)
+    blueprint = Blueprint(file, ModelConfig.from_gguf(file), device, options)
+    smallest = smallest_arena_bytes(blueprint.shape, ctx, blueprint.needs)
+    largest = recommended_arena_bytes(blueprint.shape, ctx, blueprint.needs)
+    extra = int((largest - smallest) * residency) // ALIGNMENT_BYTES * ALIGNMENT_BYTES
+    return Rig(file, device, Target(device, blueprint, smallest + extra))
+
+
+def random_placement(plan: ArenaPlan, phase: Phase, rng: random.Random) -> Placement:
+    """Any legal division of a phase's pool: a ring of any size, pages dealt unevenly, slots left over."""
+    layout = plan.phases[phase.value]
+    pool = layout.pool
+    if layout.is_fully_resident:
+        return layout.placement
+    ring = rng.choice((pool.ring_floor, rng.randint(pool.ring_floor, pool.ring_cap), pool.ring_cap))
+    pages = [pool.floor_pages] * pool.n_layers
+    left = pool.n_slots - ring - sum(pages)
+    for _ in range(rng.choice((0, left // 2, left))):
+        pages[rng.randrange(pool.n_layers)] += 1
+    return Placement(tuple(pages), ring, layout.max_rows)
+
+
+def expected_stream_bytes(target: Target, phase: Phase, position: int, n_tokens: int) -> int:
+    """Bytes that must pass the ring while ``n_tokens`` run behind ``position`` committed ones."""
+    total, end = 0, position + n_tokens
+    while position < end:
+        n_rows = target.chunk_rows(phase, position, end - position)
+        total += forecast_pass(target.plan.shape, target.placement_of(phase), position, n_rows).streamed_bytes
+        position += n_rows
+    return total
+
+
+def tokens_of(seed: int, n_tokens: int, n_vocab: int = 259) -> npt.NDArray[np.uint32]:
+    """A random text."""
+    return np.random.default_rng(seed).integers(0, n_vocab, n_tokens, dtype=np.uint32)
