@@ -310,6 +310,14 @@ kvs_status kvs_arena_copy_layout(kvs_arena *arena, kvs_layout *layout, uint64_t 
     return status;
 }
 
+bool kvs_arena_has_layout(kvs_arena *arena, const kvs_layout *layout)
+{
+    kvs_mutex_lock(&arena->mutex);
+    const bool differs = kvs_layout_differs(&arena->committed, layout);
+    kvs_mutex_unlock(&arena->mutex);
+    return !differs;
+}
+
 /* Under the mutex. */
 static kvs_status install(kvs_arena *arena, const kvs_layout *layout, uint64_t expected_epoch)
 {

@@ -57,6 +57,9 @@ void kvs_arena_reopen(kvs_arena *arena);
 /* Copy the committed regions into an empty layout. errors: ENOMEM, and the layout is empty again */
 kvs_status kvs_arena_copy_layout(kvs_arena *arena, kvs_layout *layout, uint64_t *epoch);
 
+/* Does the arena have exactly these regions, in these places? */
+bool kvs_arena_has_layout(kvs_arena *arena, const kvs_layout *layout);
+
 /* A whole transaction in one step: commit exactly these regions, where they stand, provided that
  * the layout still is that of `expected_epoch`. `epoch` receives the one that then holds. errors:
  * ECLOSED; ESTALE somebody committed; EBUSY a transaction is open, or a leased region would change;

@@ -285,22 +285,6 @@ kvs_status kvs_coordinator_get_info(kvs_coordinator *coordinator, kvs_coordinato
     return KVS_OK;
 }
 
-static kvs_status check_active_layout(kvs_coordinator *coordinator)
-{
-    kvs_layout committed = {0};
-    uint64_t epoch;
-    const kvs_status status = kvs_arena_copy_layout(coordinator->arena, &committed, &epoch);
-    if (status != KVS_OK) {
-        return status;
-    }
-    const bool differs = kvs_layout_differs(&committed, &coordinator->phases[coordinator->phase]);
-    kvs_layout_free(&committed);
-    return differs ? kvs_fail(coordinator->device, KVS_ECORRUPT,
-                              "phase %u is active, but the arena has another layout (epoch %llu)",
-                              coordinator->phase, (kvs_ull)epoch)
-                   : KVS_OK;
-}
-
 kvs_status kvs_coordinator_check_integrity(kvs_coordinator *coordinator)
 {
     if (coordinator == NULL) {
@@ -324,6 +308,10 @@ kvs_status kvs_coordinator_check_integrity(kvs_coordinator *coordinator)
                         coordinator->n_phases);
     }
     const bool is_settled = state == KVS_COORDINATOR_IDLE || state == KVS_COORDINATOR_EXECUTING;
-    return is_settled && coordinator->phase != UINT32_MAX ? check_active_layout(coordinator)
-                                                          : KVS_OK;
+    if (is_settled && coordinator->phase != UINT32_MAX &&
+        !kvs_arena_has_layout(coordinator->arena, &coordinator->phases[coordinator->phase])) {
+        return kvs_fail(device, KVS_ECORRUPT,
+                        "phase %u is active, but the arena has another layout", coordinator->phase);
+    }
+    return KVS_OK;
 }

@@ -164,7 +164,8 @@ class Arena(Handle):
         """The committed regions in address order."""
         region = make_struct("kvs_region")
         found: list[Region] = []
-        while lib.kvs_arena_region_at(self.ptr, len(found), region) == lib.KVS_OK:
+        for index in range(self.info.n_regions):
+            check(lib.kvs_arena_region_at(self.ptr, index, region), self._device)
             found.append(_to_region(region))
         return tuple(found)
 
