@@ -1,7 +1,7 @@
 """The command line. Holds: ``main``, the one place where errors become exit codes.
 
-The environment and the terminal are read in this package alone. Commands are imported when they are asked for: ``inspect``
-answers at once because it brings neither the tokenizer nor the native core.
+The environment and the terminal are read in this package alone. Commands are imported when they are asked for:
+``inspect`` answers at once because it brings neither the tokenizer nor the native core.
 """
 
 from __future__ import annotations

@@ -160,7 +160,7 @@ def run(options: ChatOptions) -> int:
             if first is not None:
                 conversation.say(first)
             for message in _messages():
-                if not _obey(conversation, message):
+                if not _obey_calmly(conversation, message):
                     break
     return 0
 
@@ -170,6 +170,15 @@ def _greet(options: ChatOptions, session: Session) -> None:
         name, arena = options.model.model, session.stats.arena_bytes / (1 << 20)
         size = f"context {session.ctx_size} tokens, arena {arena:,.1f} MiB, seed {session.seed}"
         note(f"{name}: {size}. /help lists the commands.")
+
+
+def _obey_calmly(conversation: Conversation, message: str) -> bool:
+    """As ``_obey``; Ctrl-C between two steps, or pressed twice, ends the turn and not the conversation."""
+    try:
+        return _obey(conversation, message)
+    except KeyboardInterrupt:
+        note("[stopped]")
+        return True
 
 
 def _obey(conversation: Conversation, message: str) -> bool:

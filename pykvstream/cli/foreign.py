@@ -1,7 +1,8 @@
 """Flags of llama.cpp and of its streaming forks that mean nothing here: refused by name, or ignored with a note.
 
-Holds: ``FOREIGN``, the one table of them, and ``add_foreign``, which puts it into a parser. A flag whose value asks for what
-happens anyway is ignored with a note; any other is refused with the reason, because a user who gives a flag relies on it.
+Holds: ``FOREIGN``, the one table of them, and ``add_foreign``, which puts it into a parser. A flag whose value
+asks for what happens anyway is ignored with a note; any other is refused with the reason, because a user who gives
+a flag relies on it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """``pykvstream inspect``: what a GGUF file holds.
 
-Holds: ``run``. Only the file is read: no tokenizer is built and no weight is touched, so that a vocabulary of 150,000 tokens
-takes well under a second, and any GGUF file can be shown, whether or not it is a model that runs.
+Holds: ``run``. Only the file is read: no tokenizer is built and no weight is touched, so that a vocabulary of 150,000
+tokens takes well under a second, and any GGUF file can be shown, whether or not it is a model that runs.
 """
 
 from __future__ import annotations
@@ -176,11 +176,19 @@ def _as_json(file: GgufFile, with_tensors: bool) -> dict[str, object]:
         },
     }  # fmt: skip
     if with_tensors:
-        result["tensor_list"] = [
-            {"name": t.name, "type": t.type.name, "shape": list(t.shape), "bytes": t.nbytes, "offset": t.offset, "shard": t.shard}
-            for t in file.tensors.values()
-        ]  # fmt: skip
+        result["tensor_list"] = [_tensor(t) for t in file.tensors.values()]
     return result
+
+
+def _tensor(t: TensorInfo) -> dict[str, object]:
+    return {
+        "name": t.name,
+        "type": t.type.name,
+        "shape": list(t.shape),
+        "bytes": t.nbytes,
+        "offset": t.offset,
+        "shard": t.shard,
+    }
 
 
 def _print_template(file: GgufFile) -> None:

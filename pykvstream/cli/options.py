@@ -1,7 +1,7 @@
 """What the user asked for, as typed options.
 
-Holds: the options of each command, and ``build``, which makes them from parsed arguments and refuses with ``InvalidArgument``
-what can be known to be wrong without the model.
+Holds: the options of each command, and ``build``, which makes them from parsed arguments and refuses with
+``InvalidArgument`` what can be known to be wrong without the model.
 """
 
 from __future__ import annotations
@@ -21,12 +21,23 @@ DEFAULT_UBATCH = 256
 DEFAULT_DRY_BREAKERS = ("\n", ":", '"', "*")
 RANDOM_SEED = -1
 SAMPLING_FIELDS = {
-    "temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p", "typical": "typical_p",
-    "top_n_sigma": "top_n_sigma", "xtc_probability": "xtc_probability", "xtc_threshold": "xtc_threshold",
-    "repeat_penalty": "repeat_penalty", "presence_penalty": "presence_penalty", "frequency_penalty": "frequency_penalty",
-    "repeat_last_n": "penalty_last_n", "dry_multiplier": "dry_multiplier", "dry_base": "dry_base",
-    "dry_allowed_length": "dry_allowed_length", "dry_penalty_last_n": "dry_last_n",
-}  # fmt: skip
+    "temp": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "typical": "typical_p",
+    "top_n_sigma": "top_n_sigma",
+    "xtc_probability": "xtc_probability",
+    "xtc_threshold": "xtc_threshold",
+    "repeat_last_n": "penalty_last_n",
+    "repeat_penalty": "repeat_penalty",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+    "dry_multiplier": "dry_multiplier",
+    "dry_base": "dry_base",
+    "dry_allowed_length": "dry_allowed_length",
+    "dry_penalty_last_n": "dry_last_n",
+}
 """Flags of the sampling group and the fields of ``SamplingParams`` that they set."""
 
 
@@ -180,7 +191,7 @@ def _generation_options(args: argparse.Namespace) -> GenerationOptions:
         n_predict=max(args.n_predict, -1),
         seed=secrets.randbits(32) if args.seed == RANDOM_SEED else args.seed,
         stop=tuple(args.stop),
-        ignore_eos=args.ignore_eos,
+        ignore_eos=getattr(args, "ignore_eos", False),
         params=SamplingParams(
             **{field: getattr(args, flag) for flag, field in SAMPLING_FIELDS.items()}, logit_bias=dict(args.logit_bias)
         ),

@@ -52,7 +52,8 @@ class _Parser(argparse.ArgumentParser):
 def parse(argv: Sequence[str] | None, version: Callable[[], str]) -> tuple[Options, tuple[str, ...]]:
     """Options of a command line, and notes on flags that were ignored.
 
-    Raises ``SystemExit``: 0 after ``--help`` and ``--version``, 2 with one line on standard error for what cannot be meant.
+    Raises ``SystemExit``: 0 after ``--help`` and ``--version``, 2 after one line on standard error for what cannot
+    be meant.
     """
     parser, commands = _make_parser(version)
     args = parser.parse_args(argv)
@@ -94,7 +95,11 @@ def _make_parser(version: Callable[[], str]) -> tuple[_Parser, dict[str, _Parser
     commands: dict[str, _Parser] = {}
     for name, (summary, add) in _COMMANDS.items():
         command = subparsers.add_parser(
-            name, help=summary, description=summary, epilog=_EPILOG if name != "inspect" else None
+            name,
+            help=summary,
+            description=summary,
+            usage=f"{PROGRAM} {name} [FLAGS] MODEL",
+            epilog=_EPILOG if name != "inspect" else None,
         )
         add(command)
         commands[name] = command
@@ -114,8 +119,8 @@ def _add_device(parser: _Parser) -> None:
         metavar="N", help="tokens of the conversation; default: what the model was trained on")  # fmt: skip
     add("--shared-device-memory-mib", "--arena-mib", "--kv-stream-arena-mib", "--kv-stream-stage-mib", dest="arena_mib",
         type=arena, metavar="MIB",
-        help="bound on device memory beside the weights; default: all of the context stays resident, as far as a quarter"
-        " of the free memory allows")  # fmt: skip
+        help="bound on device memory beside the weights; default: all of the context stays resident, as far as a"
+        " quarter of the free memory allows")  # fmt: skip
     add("-ctk", "--cache-type-k", default=DEFAULT_CACHE_TYPE, metavar="TYPE", help="type of keys (default %(default)s)")
     add(
         "-ctv",
@@ -133,14 +138,15 @@ def _add_device(parser: _Parser) -> None:
     add("-dev", "--device", default="cpu", metavar="NAME", help="the device (default %(default)s)")
 
 
-def _add_generation(parser: _Parser) -> None:
+def _add_generation(parser: _Parser, *, is_chat: bool) -> None:
     add = parser.add_argument_group("generation").add_argument
     add("-n", "--n-predict", "--predict", type=integer(-2), default=-1, metavar="N",
         help="tokens of an answer at most; -1 (default): until the model or the context ends it")  # fmt: skip
     add("-s", "--seed", type=integer(RANDOM_SEED, 2**64 - 1), default=RANDOM_SEED, metavar="N",
         help="seed of the choice; -1 (default): a random one, printed in the summary")  # fmt: skip
     add("--stop", action="append", default=[], metavar="TEXT", help="end an answer before this text; may be repeated")
-    add("--ignore-eos", action="store_true", help="go on where the model would end")
+    if not is_chat:
+        add("--ignore-eos", action="store_true", help="go on where the model would end")
 
 
 def _add_sampling(parser: _Parser) -> None:
@@ -170,12 +176,13 @@ def _add_sampling(parser: _Parser) -> None:
     number("--dry-allowed-length", kind=int, text="repeated tokens that DRY lets pass")
     number("--dry-penalty-last-n", kind=int, text="tokens that DRY looks back; -1 is all")
     add("--dry-sequence-breaker", action="append", metavar="TEXT",
-        help="no repetition reaches across this text; may be repeated, none is none (default: newline : \" *)")  # fmt: skip
+        help="no repetition reaches across this text; may be repeated (default: line end : \" *)")  # fmt: skip
     add("-l", "--logit-bias", action="append", type=bias, default=[], metavar="ID+N",
         help="add to the logit of a token, as in 15043+1, 15043-1.5 or 15043-inf; may be repeated")  # fmt: skip
 
 
-def _add_prompt(parser: _Parser, *, first: str) -> None:
+def _add_prompt(parser: _Parser, *, is_chat: bool) -> None:
+    first = "the first message" if is_chat else "the user's message; with --raw the text to continue"
     group = parser.add_argument_group("prompt")
     either = group.add_mutually_exclusive_group()
     either.add_argument("-p", "--prompt", metavar="TEXT", help=first)
@@ -183,35 +190,35 @@ def _add_prompt(parser: _Parser, *, first: str) -> None:
                         help="the same from a UTF-8 file without its last newline; - is standard input")  # fmt: skip
     group.add_argument("-sys", "--system", "--system-prompt", dest="system", metavar="TEXT", help="the system message")
     group.add_argument("--chat-template-file", type=Path, metavar="FILE", help="a template in place of the model's own")
+    if not is_chat:
+        group.add_argument("--raw", action="store_true", help="continue the text as it stands, without a chat template")
 
 
-def _add_output(parser: _Parser) -> None:
+def _add_output(parser: _Parser, *, is_chat: bool) -> None:
     add = parser.add_argument_group("output").add_argument
     add("--stats", action="store_true", help="print a table of counters on standard error")
     add("--progress", action=argparse.BooleanOptionalAction, default=None,
-        help="show progress and the summary on standard error (default: where it is a terminal)")  # fmt: skip
+        help="show progress on standard error, or nothing (default: a bar where it is a terminal)")  # fmt: skip
+    if not is_chat:
+        add("--json", action="store_true", help="print one JSON object in place of the text")
+
+
+def _add_talking(parser: _Parser, *, is_chat: bool) -> None:
+    _add_model(parser)
+    _add_device(parser)
+    _add_generation(parser, is_chat=is_chat)
+    _add_sampling(parser)
+    _add_prompt(parser, is_chat=is_chat)
+    _add_output(parser, is_chat=is_chat)
+    add_foreign(parser)
 
 
 def _add_generate(parser: _Parser) -> None:
-    _add_model(parser)
-    _add_device(parser)
-    _add_generation(parser)
-    _add_sampling(parser)
-    _add_prompt(parser, first="the user's message; with --raw the text to continue")
-    parser.add_argument("--raw", action="store_true", help="continue the text as it stands, without a chat template")
-    _add_output(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON object in place of the text")
-    add_foreign(parser)
+    _add_talking(parser, is_chat=False)
 
 
 def _add_chat(parser: _Parser) -> None:
-    _add_model(parser)
-    _add_device(parser)
-    _add_generation(parser)
-    _add_sampling(parser)
-    _add_prompt(parser, first="the first message")
-    _add_output(parser)
-    add_foreign(parser)
+    _add_talking(parser, is_chat=True)
 
 
 def _add_inspect(parser: _Parser) -> None:

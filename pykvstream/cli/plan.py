@@ -1,7 +1,7 @@
 """``pykvstream plan``: how an arena would be divided, before it is reserved.
 
-Holds: ``run``. Without ``--arena-mib`` the recommended arena is shown. The smallest arena is printed as a number that can be
-given back to ``--arena-mib``; one page less is refused.
+Holds: ``run``. Without ``--arena-mib`` the recommended arena is shown. The smallest arena is printed as a number that
+can be given back to ``--arena-mib``; one page less is refused.
 """
 
 from __future__ import annotations

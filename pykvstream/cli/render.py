@@ -1,8 +1,8 @@
 """What the terminal sees beside the answer: progress, the summary line, tables.
 
 Units: MiB is 2^20 bytes.
-Holds: nothing here writes to standard output on its own; text from files is stripped of control characters before a terminal
-sees it, since a model file may come from anywhere.
+Holds: nothing here writes to standard output on its own; text from files loses its control characters before a
+terminal sees it, since a model file may come from anywhere.
 """
 
 from __future__ import annotations
