@@ -1,6 +1,6 @@
 /* bench_attend.c: time of attention over one layer, for rows x tokens x type pairs, and whether the twins agree.
  *
- * Usage: bench_attend [threads]. The geometry is the demo model's: 9 query and 3 KV heads of 64. `ms/30` is the time of
+ * Usage: bench_attend [threads [rows tokens]]. The geometry is the demo model's: 9 query and 3 KV heads of 64. `ms/30` is the time of
  * 30 such layers in one pass, GB/s counts the bytes of the visible pages once, GFLOP/s both products. A working set of
  * 30 layers is walked in turn, so that pages come from memory as they do in a model. */
 #include "../native/attend_scene.h"
@@ -86,8 +86,11 @@ int main(int n_arguments, char **arguments)
     static const uint64_t TOKENS[] = {1000, 3000, 6000};
     kvs_threads *threads = kvs_threads_create(n_arguments > 1 ? (uint32_t)atoi(arguments[1]) : 2);
     for (size_t p = 0; p < sizeof PAIRS / sizeof PAIRS[0]; p++) {
+        if (n_arguments > 3) {
+            bench(threads, PAIRS[p][0], PAIRS[p][1], (uint32_t)atoi(arguments[2]), (uint64_t)atoi(arguments[3]));
+        }
         for (size_t r = 0; r < 4; r++) {
-            for (size_t t = 0; t < 3; t++) {
+            for (size_t t = 0; t < 3 && n_arguments < 4; t++) {
                 bench(threads, PAIRS[p][0], PAIRS[p][1], ROWS[r], TOKENS[t]);
             }
         }

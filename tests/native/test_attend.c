@@ -1,5 +1,6 @@
 /* test_attend.c: attention equals a plain softmax, and has the same bits however it is cut. */
 #include "attend_scene.h"
+#include "backends/cpu/mathf.h"
 #include "check.h"
 
 static const int32_t TYPES[] = {KVS_TYPE_F32,  KVS_TYPE_F16,  KVS_TYPE_BF16, KVS_TYPE_Q8_0,  KVS_TYPE_Q4_0,
@@ -111,6 +112,98 @@ static void test_attend_serves_unequal_and_odd_head_sizes(kvs_threads *threads)
     layer = layer_of(1, 32, KVS_TYPE_Q5_1, KVS_TYPE_Q5_0);
     layer.head_dim_k = 160;
     check_twins(threads, layer, 7, 20, 530);
+}
+
+/* One to seven queries on a page, in one row and in several: the widths at which the vector code changes its ways. */
+static void test_attend_equals_softmax_for_every_small_width(kvs_threads *threads)
+{
+    for (size_t t = 3; t < N_TYPES; t++) {
+        for (uint32_t width = 1; width <= 7; width++) {
+            const kvs_kv_layer layer = layer_of(1, width % 2 == 0 ? 96 : 64, TYPES[t], TYPES[3 + (t + 1) % 6]);
+            check_twins(threads, layer, width, 1, 290);
+            check_twins(threads, layer, 1, width, 258);
+        }
+        check_twins(threads, layer_of(1, 64, TYPES[t], TYPES[t]), 2, 3, 257);
+        check_twins(threads, layer_of(1, 64, TYPES[t], TYPES[t]), 3, 2, 33);
+    }
+}
+
+#define ORDER_VALUES 32u
+
+typedef struct part {
+    float m, s, acc[ORDER_VALUES];
+} part;
+
+/* Fold b into a, as attend.h states it. */
+static void fold(part *a, const part *b)
+{
+    if (a->s == 0.0f) {
+        *a = *b;
+        return;
+    }
+    const float m = b->m > a->m ? b->m : a->m, fa = kvs_expf(a->m - m), fb = kvs_expf(b->m - m);
+    a->m = m;
+    a->s = fmaf(b->s, fb, a->s * fa);
+    for (uint32_t d = 0; d < ORDER_VALUES; d++) {
+        a->acc[d] = fmaf(b->acc[d], fb, a->acc[d] * fa);
+    }
+}
+
+/* The leaf of tokens [0, n_tokens) of a page of decoded rows. */
+static part leaf_part(const float *q, const float *k, const float *v, uint64_t n_tokens, float scale)
+{
+    part leaf = {.m = -INFINITY};
+    float weights[KVS_PAGE_TOKENS], lanes[16] = {0};
+    for (uint64_t t = 0; t < n_tokens; t++) {
+        float dot = 0.0f;
+        for (uint32_t d = 0; d < ORDER_VALUES; d++) {
+            dot = fmaf(q[d], k[t * ORDER_VALUES + d], dot);
+        }
+        weights[t] = dot * scale;
+        leaf.m = weights[t] > leaf.m ? weights[t] : leaf.m;
+    }
+    for (uint64_t t = 0; t < n_tokens; t++) {
+        const float weight = kvs_expf(weights[t] - leaf.m);
+        lanes[t % 16] += weight;
+        for (uint32_t d = 0; d < ORDER_VALUES; d++) {
+            leaf.acc[d] = fmaf(weight, v[t * ORDER_VALUES + d], leaf.acc[d]);
+        }
+    }
+    for (uint32_t width = 8; width != 0; width /= 2) {
+        for (uint32_t lane = 0; lane < width; lane++) {
+            lanes[lane] += lanes[lane + width];
+        }
+    }
+    leaf.s = lanes[0];
+    return leaf;
+}
+
+/* One query over 36 pages, written down once more: pages into groups of 16, groups into the result. */
+static void test_attend_follows_the_stated_order(kvs_threads *threads)
+{
+    scene s = scene_make(layer_of(1, ORDER_VALUES, KVS_TYPE_Q8_0, KVS_TYPE_Q4_1), 1, 1, 35 * 256 + 100);
+    float k[KVS_PAGE_TOKENS * ORDER_VALUES], v[KVS_PAGE_TOKENS * ORDER_VALUES];
+    float out[ORDER_VALUES], expected[ORDER_VALUES];
+    part result = {0}, group = {0};
+    for (uint64_t page = 0; page < s.n_pages; page++) {
+        const uint64_t left = s.n_tokens - page * KVS_PAGE_TOKENS;
+        kvs_decode_rows(KVS_ISA_REFERENCE, &s.layer, &s.record, (const void *)(uintptr_t)s.table[page], 0,
+                        KVS_PAGE_TOKENS, k, ORDER_VALUES, v, ORDER_VALUES);
+        const part leaf = leaf_part(s.q, k, v, left < KVS_PAGE_TOKENS ? left : KVS_PAGE_TOKENS, s.scale);
+        fold(&group, &leaf);
+        if (page % 16 == 15 || page + 1 == s.n_pages) {
+            fold(&result, &group);
+            group = (part){0};
+        }
+    }
+    for (uint32_t d = 0; d < ORDER_VALUES; d++) {
+        expected[d] = result.acc[d] * (1.0f / result.s);
+    }
+    for (uint32_t isa = KVS_ISA_REFERENCE; isa <= kvs_cpu_isa_detect(); isa++) {
+        scene_run(&s, threads, isa, 0, 1, out);
+        CHECK(memcmp(out, expected, sizeof out) == 0);
+    }
+    scene_free(&s);
 }
 
 /* Waves as a small ring would bring them: each page copied into a slot, the table empty everywhere else. */
@@ -264,6 +357,8 @@ int main(void)
     test_attend_equals_softmax_for_every_type_pair(threads);
     test_attend_equals_softmax_for_every_shape(threads);
     test_attend_serves_unequal_and_odd_head_sizes(threads);
+    test_attend_equals_softmax_for_every_small_width(threads);
+    test_attend_follows_the_stated_order(threads);
     test_attend_has_the_same_bits_for_every_cut_and_placement(threads);
     test_attend_row_does_not_depend_on_its_neighbours(threads);
     test_attend_has_the_same_bits_for_every_number_of_threads(threads);
