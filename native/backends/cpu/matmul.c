@@ -14,7 +14,9 @@
 #define LANES KVS_PANEL_ROWS
 #define PAIR 2u            /* panels to a kernel call */
 #define BLOCK_TILES 8u     /* 64 rows of codes stay in the second-level cache */
-#define TASKS_PER_THREAD 8u
+/* Few tasks, because each reads ahead into the next one's panels; but none so long that a thread waits for the last. */
+#define TASKS_PER_THREAD 4u
+#define CHUNK_SLOTS 16u
 #define WIDE_ROWS 8u       /* from here on the rows are prepared by all threads */
 
 typedef struct matmul_run {
@@ -95,16 +97,21 @@ static void prepare_tile(void *argument, uint32_t tile, uint32_t worker)
 
 typedef float tile_sums[PAIR][KVS_TILE_ROWS][LANES];
 
-static void sum_tile(const matmul_run *run, uint32_t part, uint64_t panel, uint32_t n_panels, uint32_t tile, float *sums)
+static kvs_panel_run find_panels(const matmul_run *run, uint32_t part, uint64_t panel, uint32_t n_panels)
 {
     const kvs_panel_layout *layout = &run->layout[part];
     const uint8_t *panels = (const uint8_t *)run->desc->part[part].panels + panel * layout->panel_bytes;
+    return (kvs_panel_run){layout, panels, n_panels, true};
+}
+
+static void sum_tile(const matmul_run *run, const kvs_panel_run *panels, uint32_t tile, float *sums)
+{
     const uint32_t n_rows = tile_rows(run, tile);
-    if (layout->n_groups != 0) {
-        run->kernels->quantized(layout, panels, n_panels, run->tiles + tile * run->tile_groups, n_rows, sums);
+    if (panels->layout->n_groups != 0) {
+        run->kernels->quantized(panels, run->tiles + tile * run->tile_groups, n_rows, sums);
     } else {
         const float *x = run->x + (uint64_t)tile * KVS_TILE_ROWS * run->x_stride;
-        run->kernels->floats(layout, panels, n_panels, x, run->x_stride, n_rows, sums);
+        run->kernels->floats(panels, x, run->x_stride, n_rows, sums);
     }
 }
 
@@ -178,11 +185,14 @@ static void do_slot(const matmul_run *run, uint64_t slot, uint32_t first_tile, u
     const uint32_t n_panels = n_left < PAIR ? (uint32_t)n_left : PAIR;
     _Alignas(64) float sums[PAIR * KVS_TILE_ROWS * LANES];
     _Alignas(64) float up_sums[PAIR * KVS_TILE_ROWS * LANES];
+    kvs_panel_run panels = find_panels(run, part, panel, n_panels);
+    kvs_panel_run up_panels = is_swiglu ? find_panels(run, 1, panel, n_panels) : panels;
     for (uint32_t tile = first_tile; tile < end_tile; tile++) {
         const uint32_t panel_sums = tile_rows(run, tile) * LANES;
-        sum_tile(run, part, panel, n_panels, tile, sums);
+        panels.is_first = up_panels.is_first = tile == first_tile;
+        sum_tile(run, &panels, tile, sums);
         if (is_swiglu) {
-            sum_tile(run, 1, panel, n_panels, tile, up_sums);
+            sum_tile(run, &up_panels, tile, up_sums);
         }
         for (uint32_t p = 0; p < n_panels; p++) {
             store_panel(run, part, panel + p, tile, sums + p * panel_sums,
@@ -252,7 +262,8 @@ static kvs_status lay_out_parts(matmul_run *run)
 static void cut_chunks(matmul_run *run, uint32_t n_threads)
 {
     const uint64_t n_tasks = (uint64_t)n_threads * TASKS_PER_THREAD;
-    run->chunk_slots = kvs_div_up(run->n_slots, n_tasks);
+    const uint64_t even = kvs_div_up(run->n_slots, n_tasks);
+    run->chunk_slots = even < CHUNK_SLOTS ? even : CHUNK_SLOTS;
     run->n_chunks = kvs_div_up(run->n_slots, run->chunk_slots);
 }
 

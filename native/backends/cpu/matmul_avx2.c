@@ -255,17 +255,29 @@ INLINE __m256 add_group(const kvs_panel_traits traits, const group_codes *codes,
     return sum;
 }
 
+INLINE void fetch_ahead(const uint8_t *bytes, uint64_t n)
+{
+    for (uint64_t at = 0; at < n; at += 64) {
+        _mm_prefetch((const void *)(bytes + KVS_PANELS_AHEAD_BYTES + at), _MM_HINT_T0);
+    }
+}
+
 /* Some rows of a tile of `stride` rows with one panel. */
-INLINE void sum_rows(const int type, const int n_rows, const kvs_panel_layout *layout, const uint8_t *panel,
+INLINE void sum_rows(const int type, const int n_rows, const kvs_panel_run *run, const uint8_t *panel,
                      const kvs_act_group *tile, uint32_t stride, float *sums)
 {
     const kvs_panel_traits traits = kvs_traits[type];
+    const kvs_panel_layout *layout = run->layout;
+    const uint64_t group_bytes = layout->panel_bytes / layout->n_groups;
     __m256 sum[2][RUN_ROWS];
     for (int r = 0; r < n_rows; r++) {
         sum[0][r] = _mm256_setzero_ps();
         sum[1][r] = _mm256_setzero_ps();
     }
     for (uint64_t g = 0; g < layout->n_groups; g++) {
+        if (run->is_first) {
+            fetch_ahead(panel + g * group_bytes, group_bytes);
+        }
         for (uint32_t side = 0; side < 2; side++) {
             group_codes codes;
             group_scales scales;
@@ -282,31 +294,29 @@ INLINE void sum_rows(const int type, const int n_rows, const kvs_panel_layout *l
     }
 }
 
-INLINE void sum_tile(const int type, const kvs_panel_layout *layout, const uint8_t *panels, uint32_t n_panels,
-                     const kvs_act_group *tile, uint32_t n_rows, float *sums)
+INLINE void sum_tile(const int type, const kvs_panel_run *run, const kvs_act_group *tile, uint32_t n_rows, float *sums)
 {
-    for (uint32_t p = 0; p < n_panels; p++) {
-        const uint8_t *panel = panels + p * layout->panel_bytes;
+    for (uint32_t p = 0; p < run->n_panels; p++) {
+        const uint8_t *panel = run->panels + p * run->layout->panel_bytes;
         float *panel_sums = sums + p * n_rows * LANES;
         uint32_t done = 0;
         for (; done + RUN_ROWS <= n_rows; done += RUN_ROWS) {
-            sum_rows(type, RUN_ROWS, layout, panel, tile + done, n_rows, panel_sums + done * LANES);
+            sum_rows(type, RUN_ROWS, run, panel, tile + done, n_rows, panel_sums + done * LANES);
         }
         if (n_rows & 2) {
-            sum_rows(type, 2, layout, panel, tile + done, n_rows, panel_sums + done * LANES);
+            sum_rows(type, 2, run, panel, tile + done, n_rows, panel_sums + done * LANES);
             done += 2;
         }
         if (n_rows & 1) {
-            sum_rows(type, 1, layout, panel, tile + done, n_rows, panel_sums + done * LANES);
+            sum_rows(type, 1, run, panel, tile + done, n_rows, panel_sums + done * LANES);
         }
     }
 }
 
-#define DEFINE_KERNEL(name, type)                                                                                       \
-    static void name(const kvs_panel_layout *layout, const uint8_t *panels, uint32_t n_panels,                          \
-                     const kvs_act_group *tile, uint32_t n_rows, float *sums)                                           \
-    {                                                                                                                   \
-        sum_tile(type, layout, panels, n_panels, tile, n_rows, sums);                                                   \
+#define DEFINE_KERNEL(name, type)                                                                                      \
+    static void name(const kvs_panel_run *run, const kvs_act_group *tile, uint32_t n_rows, float *sums)                \
+    {                                                                                                                  \
+        sum_tile(type, run, tile, n_rows, sums);                                                                       \
     }
 
 DEFINE_KERNEL(sum_q4_0, KVS_TYPE_Q4_0)
@@ -329,10 +339,9 @@ static const kvs_quantized_kernel kernels[] = {
     [KVS_TYPE_Q6_K] = sum_q6_k, [KVS_TYPE_IQ4_NL] = sum_iq4_nl, [KVS_TYPE_IQ4_XS] = sum_iq4_xs,
 };
 
-static void quantized(const kvs_panel_layout *layout, const uint8_t *panels, uint32_t n_panels,
-                      const kvs_act_group *tile, uint32_t n_rows, float *sums)
+static void quantized(const kvs_panel_run *run, const kvs_act_group *tile, uint32_t n_rows, float *sums)
 {
-    kernels[layout->type](layout, panels, n_panels, tile, n_rows, sums);
+    kernels[run->layout->type](run, tile, n_rows, sums);
 }
 
 INLINE __m256 load_weights(const int type, const uint8_t *panel, uint64_t k, uint32_t side)
@@ -347,15 +356,19 @@ INLINE __m256 load_weights(const int type, const uint8_t *panel, uint64_t k, uin
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
 }
 
-INLINE void sum_float_rows(const int type, const int n_rows, const kvs_panel_layout *layout, const uint8_t *panel,
+INLINE void sum_float_rows(const int type, const int n_rows, const kvs_panel_run *run, const uint8_t *panel,
                            const float *x, uint64_t x_stride, float *sums)
 {
+    const uint64_t step_bytes = type == KVS_TYPE_F32 ? 64 : 32;
     __m256 sum[2][RUN_ROWS];
     for (int r = 0; r < n_rows; r++) {
         sum[0][r] = _mm256_setzero_ps();
         sum[1][r] = _mm256_setzero_ps();
     }
-    for (uint64_t k = 0; k < layout->k; k++) {
+    for (uint64_t k = 0; k < run->layout->k; k++) {
+        if (run->is_first) {
+            fetch_ahead(panel + k * step_bytes, step_bytes);
+        }
         const __m256 low = load_weights(type, panel, k, 0);
         const __m256 high = load_weights(type, panel, k, 1);
         for (int r = 0; r < n_rows; r++) {
@@ -370,31 +383,30 @@ INLINE void sum_float_rows(const int type, const int n_rows, const kvs_panel_lay
     }
 }
 
-INLINE void sum_float_tile(const int type, const kvs_panel_layout *layout, const uint8_t *panels, uint32_t n_panels,
-                           const float *x, uint64_t x_stride, uint32_t n_rows, float *sums)
+INLINE void sum_float_tile(const int type, const kvs_panel_run *run, const float *x, uint64_t x_stride, uint32_t n_rows,
+                           float *sums)
 {
-    for (uint32_t p = 0; p < n_panels; p++) {
-        const uint8_t *panel = panels + p * layout->panel_bytes;
+    for (uint32_t p = 0; p < run->n_panels; p++) {
+        const uint8_t *panel = run->panels + p * run->layout->panel_bytes;
         float *panel_sums = sums + p * n_rows * LANES;
         uint32_t done = 0;
         for (; done + RUN_ROWS <= n_rows; done += RUN_ROWS) {
-            sum_float_rows(type, RUN_ROWS, layout, panel, x + done * x_stride, x_stride, panel_sums + done * LANES);
+            sum_float_rows(type, RUN_ROWS, run, panel, x + done * x_stride, x_stride, panel_sums + done * LANES);
         }
         for (; done < n_rows; done++) {
-            sum_float_rows(type, 1, layout, panel, x + done * x_stride, x_stride, panel_sums + done * LANES);
+            sum_float_rows(type, 1, run, panel, x + done * x_stride, x_stride, panel_sums + done * LANES);
         }
     }
 }
 
-static void floats(const kvs_panel_layout *layout, const uint8_t *panels, uint32_t n_panels, const float *x,
-                   uint64_t x_stride, uint32_t n_rows, float *sums)
+static void floats(const kvs_panel_run *run, const float *x, uint64_t x_stride, uint32_t n_rows, float *sums)
 {
-    if (layout->type == KVS_TYPE_F32) {
-        sum_float_tile(KVS_TYPE_F32, layout, panels, n_panels, x, x_stride, n_rows, sums);
-    } else if (layout->type == KVS_TYPE_F16) {
-        sum_float_tile(KVS_TYPE_F16, layout, panels, n_panels, x, x_stride, n_rows, sums);
+    if (run->layout->type == KVS_TYPE_F32) {
+        sum_float_tile(KVS_TYPE_F32, run, x, x_stride, n_rows, sums);
+    } else if (run->layout->type == KVS_TYPE_F16) {
+        sum_float_tile(KVS_TYPE_F16, run, x, x_stride, n_rows, sums);
     } else {
-        sum_float_tile(KVS_TYPE_BF16, layout, panels, n_panels, x, x_stride, n_rows, sums);
+        sum_float_tile(KVS_TYPE_BF16, run, x, x_stride, n_rows, sums);
     }
 }
 

@@ -211,18 +211,30 @@ INLINE __m512 add_group(const kvs_panel_traits traits, const group_codes *codes,
     return sum;
 }
 
-/* Rows first..first+n_rows-1 of a tile of `stride` rows, with n_panels panels side by side. */
-INLINE void sum_rows(const int type, const int n_panels, const int n_rows, const kvs_panel_layout *layout,
+INLINE void fetch_ahead(const uint8_t *bytes, uint64_t n)
+{
+    for (uint64_t at = 0; at < n; at += 64) {
+        _mm_prefetch((const void *)(bytes + KVS_PANELS_AHEAD_BYTES + at), _MM_HINT_T0);
+    }
+}
+
+/* Some rows of a tile of `stride` rows, with n_panels panels side by side. */
+INLINE void sum_rows(const int type, const int n_panels, const int n_rows, const kvs_panel_run *run,
                      const uint8_t *panels, const kvs_act_group *tile, uint32_t stride, float *sums)
 {
     const kvs_panel_traits traits = kvs_traits[type];
+    const kvs_panel_layout *layout = run->layout;
     __m512 sum[2][KVS_TILE_ROWS];
     for (int p = 0; p < n_panels; p++) {
         for (int r = 0; r < n_rows; r++) {
             sum[p][r] = _mm512_setzero_ps();
         }
     }
+    const uint64_t group_bytes = (uint64_t)n_panels * layout->panel_bytes / layout->n_groups;
     for (uint64_t g = 0; g < layout->n_groups; g++) {
+        if (run->is_first) {
+            fetch_ahead(panels + g * group_bytes, group_bytes);
+        }
         for (int p = 0; p < n_panels; p++) {
             const uint8_t *panel = panels + (uint64_t)p * layout->panel_bytes;
             group_codes codes;
@@ -242,40 +254,38 @@ INLINE void sum_rows(const int type, const int n_panels, const int n_rows, const
 }
 
 /* A tile of 1 to 8 rows as runs of 8, 4, 2 and 1. Few rows take both panels at once, for more loads in flight. */
-INLINE void sum_tile(const int type, const kvs_panel_layout *layout, const uint8_t *panels, uint32_t n_panels,
-                     const kvs_act_group *tile, uint32_t n_rows, float *sums)
+INLINE void sum_tile(const int type, const kvs_panel_run *run, const kvs_act_group *tile, uint32_t n_rows, float *sums)
 {
-    if (n_rows == 1 && n_panels == 2) {
-        sum_rows(type, 2, 1, layout, panels, tile, 1, sums);
+    if (n_rows == 1 && run->n_panels == 2) {
+        sum_rows(type, 2, 1, run, run->panels, tile, 1, sums);
         return;
     }
-    for (uint32_t p = 0; p < n_panels; p++) {
-        const uint8_t *panel = panels + p * layout->panel_bytes;
+    for (uint32_t p = 0; p < run->n_panels; p++) {
+        const uint8_t *panel = run->panels + p * run->layout->panel_bytes;
         float *panel_sums = sums + p * n_rows * LANES;
         uint32_t done = 0;
         if (n_rows == 8) {
-            sum_rows(type, 1, 8, layout, panel, tile, 8, panel_sums);
+            sum_rows(type, 1, 8, run, panel, tile, 8, panel_sums);
             continue;
         }
         if (n_rows & 4) {
-            sum_rows(type, 1, 4, layout, panel, tile, n_rows, panel_sums);
+            sum_rows(type, 1, 4, run, panel, tile, n_rows, panel_sums);
             done += 4;
         }
         if (n_rows & 2) {
-            sum_rows(type, 1, 2, layout, panel, tile + done, n_rows, panel_sums + done * LANES);
+            sum_rows(type, 1, 2, run, panel, tile + done, n_rows, panel_sums + done * LANES);
             done += 2;
         }
         if (n_rows & 1) {
-            sum_rows(type, 1, 1, layout, panel, tile + done, n_rows, panel_sums + done * LANES);
+            sum_rows(type, 1, 1, run, panel, tile + done, n_rows, panel_sums + done * LANES);
         }
     }
 }
 
-#define DEFINE_KERNEL(name, type)                                                                                       \
-    static void name(const kvs_panel_layout *layout, const uint8_t *panels, uint32_t n_panels,                          \
-                     const kvs_act_group *tile, uint32_t n_rows, float *sums)                                           \
-    {                                                                                                                   \
-        sum_tile(type, layout, panels, n_panels, tile, n_rows, sums);                                                   \
+#define DEFINE_KERNEL(name, type)                                                                                      \
+    static void name(const kvs_panel_run *run, const kvs_act_group *tile, uint32_t n_rows, float *sums)                \
+    {                                                                                                                  \
+        sum_tile(type, run, tile, n_rows, sums);                                                                       \
     }
 
 DEFINE_KERNEL(sum_q4_0, KVS_TYPE_Q4_0)
@@ -298,10 +308,9 @@ static const kvs_quantized_kernel kernels[] = {
     [KVS_TYPE_Q6_K] = sum_q6_k, [KVS_TYPE_IQ4_NL] = sum_iq4_nl, [KVS_TYPE_IQ4_XS] = sum_iq4_xs,
 };
 
-static void quantized(const kvs_panel_layout *layout, const uint8_t *panels, uint32_t n_panels,
-                      const kvs_act_group *tile, uint32_t n_rows, float *sums)
+static void quantized(const kvs_panel_run *run, const kvs_act_group *tile, uint32_t n_rows, float *sums)
 {
-    kernels[layout->type](layout, panels, n_panels, tile, n_rows, sums);
+    kernels[run->layout->type](run, tile, n_rows, sums);
 }
 
 INLINE __m512 load_weights(const int type, const uint8_t *panel, uint64_t k)
@@ -316,18 +325,23 @@ INLINE __m512 load_weights(const int type, const uint8_t *panel, uint64_t k)
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
 }
 
-INLINE void sum_float_rows(const int type, const int n_panels, const int n_rows, const kvs_panel_layout *layout,
-                           const uint8_t *panels, const float *x, uint64_t x_stride, uint32_t panel_rows, float *sums)
+INLINE void sum_float_rows(const int type, const int n_panels, const int n_rows, const kvs_panel_run *run, const float *x,
+                           uint64_t x_stride, uint32_t panel_rows, float *sums)
 {
+    const uint64_t panel_bytes = run->layout->panel_bytes;
+    const uint64_t step_bytes = (uint64_t)n_panels * (type == KVS_TYPE_F32 ? 64 : 32);
     __m512 sum[2][KVS_TILE_ROWS];
     for (int p = 0; p < n_panels; p++) {
         for (int r = 0; r < n_rows; r++) {
             sum[p][r] = _mm512_setzero_ps();
         }
     }
-    for (uint64_t k = 0; k < layout->k; k++) {
+    for (uint64_t k = 0; k < run->layout->k; k++) {
+        if (run->is_first) {
+            fetch_ahead(run->panels + k * step_bytes, step_bytes);
+        }
         for (int p = 0; p < n_panels; p++) {
-            const __m512 weights = load_weights(type, panels + (uint64_t)p * layout->panel_bytes, k);
+            const __m512 weights = load_weights(type, run->panels + (uint64_t)p * panel_bytes, k);
             for (int r = 0; r < n_rows; r++) {
                 sum[p][r] = _mm512_fmadd_ps(weights, _mm512_set1_ps(x[(uint32_t)r * x_stride + k]), sum[p][r]);
             }
@@ -340,36 +354,36 @@ INLINE void sum_float_rows(const int type, const int n_panels, const int n_rows,
     }
 }
 
-INLINE void sum_float_tile(const int type, const kvs_panel_layout *layout, const uint8_t *panels, uint32_t n_panels,
-                           const float *x, uint64_t x_stride, uint32_t n_rows, float *sums)
+INLINE void sum_float_panels(const int type, const int n_panels, const kvs_panel_run *run, const float *x,
+                             uint64_t x_stride, uint32_t n_rows, float *sums)
 {
     uint32_t done = 0;
-    if (n_panels == 2) {
-        for (; done + 4 <= n_rows; done += 4) {
-            sum_float_rows(type, 2, 4, layout, panels, x + done * x_stride, x_stride, n_rows, sums + done * LANES);
-        }
-        for (; done < n_rows; done++) {
-            sum_float_rows(type, 2, 1, layout, panels, x + done * x_stride, x_stride, n_rows, sums + done * LANES);
-        }
-        return;
-    }
     for (; done + 4 <= n_rows; done += 4) {
-        sum_float_rows(type, 1, 4, layout, panels, x + done * x_stride, x_stride, n_rows, sums + done * LANES);
+        sum_float_rows(type, n_panels, 4, run, x + done * x_stride, x_stride, n_rows, sums + done * LANES);
     }
     for (; done < n_rows; done++) {
-        sum_float_rows(type, 1, 1, layout, panels, x + done * x_stride, x_stride, n_rows, sums + done * LANES);
+        sum_float_rows(type, n_panels, 1, run, x + done * x_stride, x_stride, n_rows, sums + done * LANES);
     }
 }
 
-static void floats(const kvs_panel_layout *layout, const uint8_t *panels, uint32_t n_panels, const float *x,
-                   uint64_t x_stride, uint32_t n_rows, float *sums)
+INLINE void sum_float_tile(const int type, const kvs_panel_run *run, const float *x, uint64_t x_stride, uint32_t n_rows,
+                           float *sums)
 {
-    if (layout->type == KVS_TYPE_F32) {
-        sum_float_tile(KVS_TYPE_F32, layout, panels, n_panels, x, x_stride, n_rows, sums);
-    } else if (layout->type == KVS_TYPE_F16) {
-        sum_float_tile(KVS_TYPE_F16, layout, panels, n_panels, x, x_stride, n_rows, sums);
+    if (run->n_panels == 2) {
+        sum_float_panels(type, 2, run, x, x_stride, n_rows, sums);
     } else {
-        sum_float_tile(KVS_TYPE_BF16, layout, panels, n_panels, x, x_stride, n_rows, sums);
+        sum_float_panels(type, 1, run, x, x_stride, n_rows, sums);
+    }
+}
+
+static void floats(const kvs_panel_run *run, const float *x, uint64_t x_stride, uint32_t n_rows, float *sums)
+{
+    if (run->layout->type == KVS_TYPE_F32) {
+        sum_float_tile(KVS_TYPE_F32, run, x, x_stride, n_rows, sums);
+    } else if (run->layout->type == KVS_TYPE_F16) {
+        sum_float_tile(KVS_TYPE_F16, run, x, x_stride, n_rows, sums);
+    } else {
+        sum_float_tile(KVS_TYPE_BF16, run, x, x_stride, n_rows, sums);
     }
 }
 

@@ -5,12 +5,21 @@
 #include "backends/cpu/act.h"
 #include "backends/cpu/panel_layout.h"
 
-/* Sums of `n_rows` (1 to KVS_TILE_ROWS) rows with `n_panels` (1 or 2) panels that lie one after another:
- * sums[panel][row][16]. */
-typedef void (*kvs_quantized_kernel)(const kvs_panel_layout *layout, const uint8_t *panels, uint32_t n_panels,
-                                     const kvs_act_group *tile, uint32_t n_rows, float *sums);
-typedef void (*kvs_float_kernel)(const kvs_panel_layout *layout, const uint8_t *panels, uint32_t n_panels,
-                                 const float *x, uint64_t x_stride, uint32_t n_rows, float *sums);
+/* 1 or 2 panels that lie one after another. Panels read for the first time in a pass come from memory; the kernel then
+ * fetches ahead, on the guess that the panels behind them are next. */
+typedef struct kvs_panel_run {
+    const kvs_panel_layout *layout;
+    const uint8_t *panels;
+    uint32_t n_panels;
+    bool is_first;
+} kvs_panel_run;
+
+#define KVS_PANELS_AHEAD_BYTES 8192u /* far enough for memory, short enough for the first-level cache */
+
+/* Sums of `n_rows` (1 to KVS_TILE_ROWS) rows with each panel: sums[panel][row][16]. */
+typedef void (*kvs_quantized_kernel)(const kvs_panel_run *run, const kvs_act_group *tile, uint32_t n_rows, float *sums);
+typedef void (*kvs_float_kernel)(const kvs_panel_run *run, const float *x, uint64_t x_stride, uint32_t n_rows,
+                                 float *sums);
 
 /* 16 lanes of one output row, whole. `y` are the sums with the bias added if there is one (NULL: none). */
 typedef struct kvs_matmul_kernels {

@@ -147,15 +147,15 @@ static void add_group(const kvs_panel_traits *traits, const unpacked_group *grou
     }
 }
 
-static void quantized(const kvs_panel_layout *layout, const uint8_t *panels, uint32_t n_panels,
-                      const kvs_act_group *tile, uint32_t n_rows, float *sums)
+static void quantized(const kvs_panel_run *run, const kvs_act_group *tile, uint32_t n_rows, float *sums)
 {
+    const kvs_panel_layout *layout = run->layout;
     const kvs_panel_traits *traits = &kvs_traits[layout->type];
-    memset(sums, 0, (size_t)n_panels * n_rows * LANES * sizeof *sums);
-    for (uint32_t p = 0; p < n_panels; p++) {
+    memset(sums, 0, (size_t)run->n_panels * n_rows * LANES * sizeof *sums);
+    for (uint32_t p = 0; p < run->n_panels; p++) {
         for (uint64_t g = 0; g < layout->n_groups; g++) {
             unpacked_group group;
-            unpack_group(layout, panels + p * layout->panel_bytes, g, &group);
+            unpack_group(layout, run->panels + p * layout->panel_bytes, g, &group);
             for (uint32_t r = 0; r < n_rows; r++) {
                 add_group(traits, &group, tile + g * n_rows + r, sums + (p * n_rows + r) * LANES);
             }
@@ -175,12 +175,12 @@ static float load_float(int type, const uint8_t *panel, uint64_t index)
     return type == KVS_TYPE_F16 ? kvs_f16_to_f32(half) : kvs_bf16_to_f32(half);
 }
 
-static void floats(const kvs_panel_layout *layout, const uint8_t *panels, uint32_t n_panels, const float *x,
-                   uint64_t x_stride, uint32_t n_rows, float *sums)
+static void floats(const kvs_panel_run *run, const float *x, uint64_t x_stride, uint32_t n_rows, float *sums)
 {
-    memset(sums, 0, (size_t)n_panels * n_rows * LANES * sizeof *sums);
-    for (uint32_t p = 0; p < n_panels; p++) {
-        const uint8_t *panel = panels + p * layout->panel_bytes;
+    const kvs_panel_layout *layout = run->layout;
+    memset(sums, 0, (size_t)run->n_panels * n_rows * LANES * sizeof *sums);
+    for (uint32_t p = 0; p < run->n_panels; p++) {
+        const uint8_t *panel = run->panels + p * layout->panel_bytes;
         for (uint64_t i = 0; i < layout->k; i++) {
             float weights[LANES];
             for (uint32_t lane = 0; lane < LANES; lane++) {
