@@ -22,9 +22,17 @@ from tests.models import CHAT_TEMPLATE, byte_level_vocabulary, write_random_mode
 N_VOCAB = 320
 CTX = 2048
 STATS = {
-    "arena_bytes", "history_bytes", "page_tokens", "resident_pages", "ring_slots", "streamed_bytes", "copies", "stall_ms",
-    "prefill_tokens_per_s", "decode_tokens_per_s",
-}  # fmt: skip
+    "arena_bytes",
+    "history_bytes",
+    "page_tokens",
+    "resident_pages",
+    "ring_slots",
+    "streamed_bytes",
+    "copies",
+    "stall_ms",
+    "prefill_tokens_per_s",
+    "decode_tokens_per_s",
+}
 QUICK = ("-t", "1", "-ub", "64")
 VOCABULARY = byte_level_vocabulary(N_VOCAB)
 NO_END = tuple(

@@ -12,7 +12,37 @@ from pykvstream.cli.options import ChatOptions, GenerateOptions, InspectOptions,
 from pykvstream.cli.parser import parse
 from pykvstream.sampling import SamplingParams
 
-OWN_SPELLINGS = ["--ctx-size", "--shared-device-memory-mib", "--arena-mib", "--kv-stream-arena-mib", "--kv-stream-stage-mib", "--cache-type-k", "--cache-type-v", "--batch-size", "--ubatch-size", "--n-predict", "--temp", "--top-k", "--top-p", "--min-p", "--repeat-penalty", "--presence-penalty", "--frequency-penalty", "--seed", "--stop", "--prompt", "--prompt-file", "--system", "--raw", "--threads", "--device", "--json", "--stats", "--progress", "--no-progress"]
+OWN_SPELLINGS = [
+    "--ctx-size",
+    "--shared-device-memory-mib",
+    "--arena-mib",
+    "--kv-stream-arena-mib",
+    "--kv-stream-stage-mib",
+    "--cache-type-k",
+    "--cache-type-v",
+    "--batch-size",
+    "--ubatch-size",
+    "--n-predict",
+    "--temp",
+    "--top-k",
+    "--top-p",
+    "--min-p",
+    "--repeat-penalty",
+    "--presence-penalty",
+    "--frequency-penalty",
+    "--seed",
+    "--stop",
+    "--prompt",
+    "--prompt-file",
+    "--system",
+    "--raw",
+    "--threads",
+    "--device",
+    "--json",
+    "--stats",
+    "--progress",
+    "--no-progress",
+]
 """Every flag that the issue names."""
 
 
