@@ -3,7 +3,7 @@
  * Scores and weighted sums are one matrix product each, A[queries][n] * B[n][columns] with a decoded strip of 64 tokens
  * as B: columns are tokens for K (decoded with tokens in the lanes) and values for V. Each output is one fmaf chain in
  * rising n, held in a register; a tile of up to 6 queries by V_PANEL vectors shares the loads of B. With no more than
- * V_FUSED queries and a quantized type, decoded values go from register to register and no strip is written.
+ * V_FUSED queries and F16 or a quantized type, decoded values go from register to register and no strip is written.
  */
 #ifndef KVS_NATIVE_CPU_ATTEND_BODY_H
 #define KVS_NATIVE_CPU_ATTEND_BODY_H
@@ -411,7 +411,7 @@ ALWAYS_INLINE void score_few(int32_t type, uint32_t n_queries, const kvs_attend_
         for (uint32_t i = 0; i < V_GROUPS * n_queries; i++) {
             sink.scores[i / n_queries][i % n_queries] = v_zero();
         }
-        k_walk_blocks(type, V_GROUPS, n_queries, &k, token, n_values, &sink);
+        k_walk(type, V_GROUPS, n_queries, &k, token, n_values, &sink);
 #pragma GCC unroll 12
         for (uint32_t i = 0; i < V_GROUPS * n_queries; i++) {
             const size_t query = i % n_queries, group = i / n_queries;
@@ -436,7 +436,18 @@ ALWAYS_INLINE void gather_token(uint32_t n_queries, const kvs_attend_leaf *leaf,
     }
 }
 
-/* Weighted V of few queries, one block of 32 values at a time over all tokens. The strip holds the page's scales. */
+/* 32 values of one token: a block of the quantized types, two of the float types. */
+ALWAYS_INLINE void decode_32(int32_t type, const uint8_t *codes, const uint8_t *high, const float *scales, vf *values)
+{
+    const uint32_t n_scales = block_scales(type);
+    const vf d = v_set1(n_scales == 0 ? 1.0f : scales[0]), low = v_set1(n_scales < 2 ? 0.0f : scales[1]);
+    decode_block(type, codes, high, d, low, values);
+    if (is_float(type)) {
+        decode_block(type, codes + block_code_bytes(type), high, d, low, values + 16 / V_WIDTH);
+    }
+}
+
+/* Weighted V of few queries, 32 values at a time over all tokens. The strip holds the page's scales. */
 ALWAYS_INLINE void gather_few(int32_t type, uint32_t n_queries, const kvs_attend_leaf *leaf)
 {
     const uint32_t n_blocks = leaf->layer->head_dim_v / 32, n_scales = block_scales(type);
@@ -444,7 +455,7 @@ ALWAYS_INLINE void gather_few(int32_t type, uint32_t n_queries, const kvs_attend
     const kvs_attend_planes planes = kvs_attend_planes_of(leaf, KVS_PLANE_V_CODES);
     convert_scales(planes.scales, n_tokens * n_blocks * n_scales, leaf->strip);
     for (uint32_t block = 0; block < n_blocks; block++) {
-        const uint8_t *codes = planes.codes + (size_t)block * block_code_bytes(type);
+        const uint8_t *codes = planes.codes + (size_t)block * (32 / block_values(type)) * block_code_bytes(type);
         const uint8_t *high = planes.high + (size_t)block * 4;
         vf sums[V_FUSED][32 / V_WIDTH];
 #pragma GCC unroll 24
@@ -454,7 +465,7 @@ ALWAYS_INLINE void gather_few(int32_t type, uint32_t n_queries, const kvs_attend
         for (uint32_t token = 0; token < n_tokens; token++) {
             const float *scales = leaf->strip + (size_t)(token * n_blocks + block) * n_scales;
             vf values[32 / V_WIDTH];
-            decode_block(type, codes, high, v_set1(scales[0]), v_set1(scales[n_scales - 1]), values);
+            decode_32(type, codes, high, scales, values);
             if (token < n_common) {
                 gather_token(n_queries, leaf, token, true, values, sums);
             } else {
@@ -498,6 +509,7 @@ ALWAYS_INLINE void gather_few(int32_t type, uint32_t n_queries, const kvs_attend
         FOR_EACH_WIDTH(gather_few, type)                                                                               \
     }
 
+FEW_OF(f16, KVS_TYPE_F16)
 FEW_OF(q8_0, KVS_TYPE_Q8_0)
 FEW_OF(q4_0, KVS_TYPE_Q4_0)
 FEW_OF(q4_1, KVS_TYPE_Q4_1)
@@ -514,6 +526,8 @@ typedef struct leaf_steps {
 static leaf_steps few_steps(int32_t type)
 {
     switch (type) {
+    case KVS_TYPE_F16:
+        return (leaf_steps){score_few_f16, gather_few_f16};
     case KVS_TYPE_Q8_0:
         return (leaf_steps){score_few_q8_0, gather_few_q8_0};
     case KVS_TYPE_Q4_0:
@@ -531,20 +545,21 @@ static leaf_steps few_steps(int32_t type)
     }
 }
 
-static leaf_steps steps_of(const kvs_attend_leaf *leaf, int32_t type)
+static leaf_steps steps_of(const kvs_attend_leaf *leaf, int32_t type, uint32_t head_dim)
 {
-    return leaf->n_queries <= V_FUSED ? few_steps(type) : (leaf_steps){score_tokens, gather_values};
+    const bool is_few = leaf->n_queries <= V_FUSED && head_dim % 32 == 0;
+    return is_few ? few_steps(type) : (leaf_steps){score_tokens, gather_values};
 }
 
 static void attend_leaf(const kvs_attend_leaf *leaf)
 {
     const uint32_t part_floats = kvs_attend_part_floats(leaf->layer);
-    steps_of(leaf, leaf->layer->type_k).score(leaf);
+    steps_of(leaf, leaf->layer->type_k, leaf->layer->head_dim_k).score(leaf);
     for (uint32_t i = 0; i < leaf->n_queries; i++) {
         weigh_tokens(leaf->scores + (size_t)i * KVS_PAGE_TOKENS, kvs_attend_visible(leaf, i), leaf->scale,
                      leaf->parts + (size_t)i * part_floats);
     }
-    steps_of(leaf, leaf->layer->type_v).gather(leaf);
+    steps_of(leaf, leaf->layer->type_v, leaf->layer->head_dim_v).gather(leaf);
 }
 
 static void attend_fold(float *into, const float *part, uint32_t head_dim_v)
