@@ -120,33 +120,50 @@ void kvs_rope(kvs_threads *threads, uint32_t isa, const kvs_rope_desc *desc)
     run_rows(threads, &run, (uint64_t)desc->n_heads * desc->head_values);
 }
 
+static int sub_scale(const kvs_panel_traits *traits, const kvs_block *block, uint32_t sub)
+{
+    switch (traits->scale) {
+    case KVS_SCALE_GROUP:
+        return 1;
+    case KVS_SCALE_SUPER_U8:
+        return block->sub_scales[sub];
+    case KVS_SCALE_SUPER_U4X2:
+        return block->sub_scales[sub] & 15;
+    default:
+        return (int8_t)block->sub_scales[sub];
+    }
+}
+
+static float sub_minimum(const kvs_panel_traits *traits, const kvs_block *block, uint32_t sub)
+{
+    const float minimum = kvs_f16_to_f32(block->minimum);
+    switch (traits->minimum) {
+    case KVS_MINIMUM_GROUP:
+        return minimum;
+    case KVS_MINIMUM_SUPER_U8:
+        return -(minimum * (float)block->sub_minima[sub]);
+    default:
+        return -(minimum * (float)(block->sub_scales[sub] >> 4));
+    }
+}
+
 /* One block of 32 or 256 values. Products are exact in float32, so only the sum with the minimum rounds. */
 static void decode_block(int type, const uint8_t *bytes, uint32_t n_values, float *out)
 {
     const kvs_panel_traits *traits = &kvs_traits[type];
-    const bool is_super = traits->scale != KVS_SCALE_GROUP;
     const uint32_t sub_values = kvs_traits_is_halved(traits) ? 16 : 32;
     const int offset = traits->offset_shift != 0 ? 1 << traits->offset_shift : 0;
+    const bool has_minimum = traits->minimum != KVS_MINIMUM_NONE;
     kvs_block block;
     kvs_block_split(type, bytes, &block);
-    for (uint32_t e = 0; e < n_values; e++) {
-        const uint8_t sub = is_super ? block.sub_scales[e / sub_values] : 1;
-        int factor = sub;
-        float minimum = 0.0f;
-        if (traits->scale == KVS_SCALE_SUPER_S8 || traits->scale == KVS_SCALE_SUPER_S8X2) {
-            factor = (int8_t)sub;
-        } else if (traits->scale == KVS_SCALE_SUPER_U4X2) {
-            factor = sub & 15;
-            minimum = -(kvs_f16_to_f32(block.minimum) * (float)(sub >> 4));
+    for (uint32_t sub = 0; sub < n_values / sub_values; sub++) {
+        const float scale = kvs_f16_to_f32(block.scale) * (float)sub_scale(traits, &block, sub);
+        const float minimum = has_minimum ? sub_minimum(traits, &block, sub) : 0.0f;
+        for (uint32_t e = sub * sub_values; e < (sub + 1) * sub_values; e++) {
+            const int code = traits->is_table ? kvs_iq4_levels[block.codes[e]] : block.codes[e];
+            const float product = scale * (float)(code - offset);
+            out[e] = has_minimum ? product + minimum : product;
         }
-        if (traits->minimum == KVS_MINIMUM_GROUP) {
-            minimum = kvs_f16_to_f32(block.minimum);
-        } else if (traits->minimum == KVS_MINIMUM_SUPER_U8) {
-            minimum = -(kvs_f16_to_f32(block.minimum) * (float)block.sub_minima[e / sub_values]);
-        }
-        int code = (traits->is_table ? kvs_iq4_levels[block.codes[e]] : block.codes[e]) - offset;
-        float product = kvs_f16_to_f32(block.scale) * (float)factor * (float)code;
-        out[e] = traits->minimum != KVS_MINIMUM_NONE ? product + minimum : product;
     }
 }
 
