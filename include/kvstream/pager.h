@@ -76,7 +76,7 @@ kvs_status kvs_placement_slots(const kvs_placement *placement, uint64_t ctx_toke
 
 /* Take the pool region and divide it. Pages of an earlier attachment whose slot has the same device address and still is a
  * resident slot stay; the others are forgotten (history has them).
- * own: one claim on the lease. thread: owner. errors: EINVAL; EBUSY attached or in a pass; ENOSPACE the region holds fewer
+ * own: one claim on the lease. thread: owner. errors: EINVAL; EBUSY attached; ENOSPACE the region holds fewer
  * slots, with both numbers; ENOMEM */
 kvs_status kvs_pager_attach(kvs_pager *pager, kvs_lease *pool, const kvs_placement *placement);
 
@@ -89,7 +89,8 @@ kvs_status kvs_pager_detach(kvs_pager *pager);
 /* Forget every resident page (they are reloaded when needed). thread: owner. errors: EBUSY in a pass */
 kvs_status kvs_pager_forget(kvs_pager *pager);
 
-/* thread: owner. errors: EINVAL; EBUSY not attached */
+/* thread: owner. errors: EBUSY not attached; EINVAL rows beyond the placement, another cache; ENOSPACE a layer's share is below
+ * the tail */
 kvs_status kvs_pager_forecast(kvs_pager *pager, kvs_seq *seq, uint32_t n_rows, kvs_pass_forecast *forecast);
 
 /* Open a pass: appends n_rows to the sequence, makes room, queues every copy of the pass in the order in which it will be
@@ -99,7 +100,8 @@ kvs_status kvs_pager_forecast(kvs_pager *pager, kvs_seq *seq, uint32_t n_rows, k
 kvs_status kvs_pager_begin(kvs_pager *pager, kvs_seq *seq, uint32_t n_rows);
 
 /* Close the pass: the first n_rows rows are committed and written to history, the others dropped. 0 aborts the pass.
- * thread: owner. errors: EINVAL more rows than the pass has; EBUSY no pass */
+ * thread: owner. errors: EINVAL more rows than the pass has; EBUSY no pass; EIO a page of a layer that was not attended to did not
+ * arrive (the pass is aborted); ENOMEM the rows are committed, and their writing is tried again by the next call that waits */
 kvs_status kvs_pager_end(kvs_pager *pager, uint32_t n_rows);
 
 /* Truncate a sequence whose pages this pager may hold: kvs_seq_truncate, and forget what is no longer true.
@@ -109,7 +111,8 @@ kvs_status kvs_pager_truncate(kvs_pager *pager, kvs_seq *seq, uint64_t n_tokens)
 /* Wait until every committed row is in host history; a failed write is tried once more. thread: owner. errors: EIO */
 kvs_status kvs_pager_publish_wait(kvs_pager *pager);
 
-/* Forget a sequence that is about to be released. thread: owner. errors: EBUSY in a pass */
+/* Forget a sequence that is about to be released. One that is released without this lives until the pager turns to another.
+ * thread: owner. errors: EBUSY in a pass; EIO its last rows did not reach history */
 kvs_status kvs_pager_drop(kvs_pager *pager, kvs_seq *seq);
 
 /* thread: owner. errors: EINVAL */

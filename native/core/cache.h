@@ -38,6 +38,9 @@ uint64_t kvs_seq_appended(const kvs_seq *seq);
 uint64_t kvs_seq_generation(const kvs_seq *seq);
 uint64_t kvs_seq_pages(const kvs_seq *seq);
 
+/* One more claim, which kvs_seq_release drops. */
+void kvs_seq_retain(kvs_seq *seq);
+
 /* errors: ENOTFOUND */
 kvs_status kvs_seq_view_page(const kvs_seq *seq, uint64_t page, kvs_page_view *view);
 
@@ -106,6 +109,7 @@ struct kvs_seq {
     kvs_seq *next;
     kvs_seq *previous;
     kvs_cache *cache;
+    uint64_t claims;    /* the caller's and a pager's */
     kvs_extent *extent; /* where new columns go; NULL until one is needed */
     kvs_page **pages;
     uint64_t n_pages;

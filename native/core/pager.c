@@ -62,21 +62,6 @@ kvs_status kvs_pager_create(kvs_cache *cache, kvs_pager **pager)
     return KVS_OK;
 }
 
-void kvs_pager_release(kvs_pager *pager)
-{
-    if (pager == NULL) {
-        return;
-    }
-    if (pager->is_in_pass) {
-        (void)kvs_pager_end(pager, 0);
-    }
-    (void)kvs_pager_detach(pager);
-    kvs_device *device = pager->device;
-    kvs_cache_release(pager->cache);
-    free_tables(pager);
-    kvs_object_free(device, pager);
-}
-
 kvs_status kvs_placement_slots(const kvs_placement *placement, uint64_t ctx_tokens, uint64_t *n_slots)
 {
     if (!KVS_STRUCT_OK(placement) || placement->resident_pages == NULL || placement->n_layers == 0 ||
@@ -160,6 +145,13 @@ static void drop_ring(kvs_pager *pager)
     pager->has_lookahead = false;
 }
 
+static void give_back_pool(kvs_pager *pager)
+{
+    drop_ring(pager);
+    kvs_lease_release(pager->lease);
+    pager->lease = NULL;
+}
+
 /* Everything that can fail is made first; the switch itself cannot. */
 static kvs_status divide(kvs_pager *pager, kvs_lease *pool, const kvs_placement *placement)
 {
@@ -194,7 +186,7 @@ static kvs_status divide(kvs_pager *pager, kvs_lease *pool, const kvs_placement 
     memcpy(pager->capacity, placement->resident_pages, pager->n_layers * sizeof *pager->capacity);
     kvs_pager_rebuild_free(pager);
     pager->placement_generation++;
-    pager->current = NULL; /* found again among the slots by the next pass */
+    kvs_pager_set_current(pager, NULL); /* found again among the slots by the next pass */
     return KVS_OK;
 }
 
@@ -210,6 +202,9 @@ kvs_status kvs_pager_attach(kvs_pager *pager, kvs_lease *pool, const kvs_placeme
     }
     if (pager->lease != NULL) {
         return kvs_fail(pager->device, KVS_EBUSY, "the pager has a pool");
+    }
+    if (kvs_lease_device(pool) != pager->device) {
+        return kvs_fail(pager->device, KVS_EINVAL, "the pool lies on another device");
     }
     kvs_status status = divide(pager, pool, placement);
     if (status == KVS_OK) {
@@ -244,13 +239,28 @@ kvs_status kvs_pager_detach(kvs_pager *pager)
         return status;
     }
     status = kvs_pager_settle(pager);
-    if (status != KVS_OK) {
-        return status;
+    if (status == KVS_OK) {
+        give_back_pool(pager);
     }
-    drop_ring(pager);
-    kvs_lease_release(pager->lease);
-    pager->lease = NULL;
-    return KVS_OK;
+    return status;
+}
+
+/* Rows that cannot be written to history any more are lost with their last device page; nothing else may be. */
+void kvs_pager_release(kvs_pager *pager)
+{
+    if (pager == NULL) {
+        return;
+    }
+    if (pager->is_in_pass) {
+        (void)kvs_pager_end(pager, 0);
+    }
+    (void)kvs_pager_settle(pager);
+    kvs_pager_set_current(pager, NULL);
+    give_back_pool(pager);
+    kvs_device *device = pager->device;
+    kvs_cache_release(pager->cache);
+    free_tables(pager);
+    kvs_object_free(device, pager);
 }
 
 kvs_status kvs_pager_forget(kvs_pager *pager)
@@ -270,7 +280,7 @@ kvs_status kvs_pager_forget(kvs_pager *pager)
     }
     kvs_pager_rebuild_free(pager);
     pager->placement_generation++;
-    pager->current = NULL;
+    kvs_pager_set_current(pager, NULL);
     return KVS_OK;
 }
 
@@ -317,17 +327,18 @@ kvs_status kvs_pager_drop(kvs_pager *pager, kvs_seq *seq)
     status = kvs_pager_settle(pager);
     pager->has_pending = false;
     (void)kvs_pager_cancel_ring(pager);
-    pager->current = NULL;
+    kvs_pager_set_current(pager, NULL);
     return status;
 }
 
 kvs_status kvs_pager_forecast(kvs_pager *pager, kvs_seq *seq, uint32_t n_rows, kvs_pass_forecast *forecast)
 {
-    if (pager == NULL || seq == NULL || !KVS_STRUCT_OK(forecast) || n_rows == 0) {
+    if (pager == NULL || seq == NULL || !KVS_STRUCT_OK(forecast)) {
         return KVS_EINVAL;
     }
-    if (pager->lease == NULL) {
-        return kvs_fail(pager->device, KVS_EBUSY, "the pager has no pool");
+    kvs_status status = kvs_pager_check_rows(pager, seq, n_rows);
+    if (status != KVS_OK) {
+        return status;
     }
     uint64_t committed = kvs_seq_committed(seq);
     uint64_t tail_first = committed / KVS_PAGE_TOKENS;

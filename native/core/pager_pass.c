@@ -84,11 +84,15 @@ static kvs_status place_page(kvs_pager *pager, uint32_t layer, uint64_t page)
     if (slot == KVS_NONE) {
         return kvs_fail(pager->device, KVS_ECORRUPT, "no slot for page %llu of layer %u", (kvs_ull)page, layer);
     }
-    if (kvs_seq_copy_source(pager->current, &replaced, &source, NULL) && replaced == page) {
-        return load_page(pager, layer, &source, slot);
-    }
+    bool is_replaced = kvs_seq_copy_source(pager->current, &replaced, &source, NULL) && replaced == page;
     bool has_rows = page * KVS_PAGE_TOKENS < pager->pass_first;
-    return has_rows ? load_page(pager, layer, &view, slot) : KVS_OK;
+    if (has_rows) {
+        status = load_page(pager, layer, is_replaced ? &source : &view, slot);
+    }
+    if (status != KVS_OK) {
+        kvs_pager_forget_pages(pager, layer, page, page + 1); /* nothing will arrive there */
+    }
+    return status;
 }
 
 static kvs_status place_range(kvs_pager *pager, uint32_t layer, uint64_t begin, uint64_t end)
@@ -350,15 +354,15 @@ static void undo_open(kvs_pager *pager)
     }
     pager->generation = kvs_seq_generation(pager->current);
     if (is_restored) {
-        pager->current = NULL; /* its last page has its old id again, and perhaps its old slot */
+        kvs_pager_set_current(pager, NULL); /* its last page has its old id again, and perhaps its old slot */
     }
     pager->is_in_pass = false;
 }
 
-static kvs_status check_begin(kvs_pager *pager, kvs_seq *seq, uint32_t n_rows)
+kvs_status kvs_pager_check_rows(const kvs_pager *pager, const kvs_seq *seq, uint32_t n_rows)
 {
-    if (pager->lease == NULL || pager->is_in_pass) {
-        return kvs_fail(pager->device, KVS_EBUSY, pager->is_in_pass ? "a pass is open" : "the pager has no pool");
+    if (pager->lease == NULL) {
+        return kvs_fail(pager->device, KVS_EBUSY, "the pager has no pool");
     }
     if (kvs_seq_cache(seq) != pager->cache) {
         return kvs_fail(pager->device, KVS_EINVAL, "the sequence belongs to another cache");
@@ -382,7 +386,8 @@ kvs_status kvs_pager_begin(kvs_pager *pager, kvs_seq *seq, uint32_t n_rows)
     if (pager == NULL || seq == NULL) {
         return KVS_EINVAL;
     }
-    kvs_status status = check_begin(pager, seq, n_rows);
+    kvs_status status = pager->is_in_pass ? kvs_fail(pager->device, KVS_EBUSY, "a pass is open")
+                                          : kvs_pager_check_rows(pager, seq, n_rows);
     if (status == KVS_OK) {
         status = kvs_pager_settle(pager);
     }
@@ -403,7 +408,7 @@ kvs_status kvs_pager_begin(kvs_pager *pager, kvs_seq *seq, uint32_t n_rows)
     }
     if (status != KVS_OK) {
         (void)kvs_seq_commit(seq, 0);
-        pager->current = NULL;
+        kvs_pager_set_current(pager, NULL);
         return status;
     }
     pager->is_in_pass = true;
@@ -450,6 +455,10 @@ static kvs_status acquire_streamed(kvs_pager *pager, const kvs_pass_layer *pass,
     observe_wave(pager);
     uint64_t first = pass->first_demand + page_begin - pass->prefix;
     uint64_t layer_end = pass->first_demand + pager->tail_first - pass->prefix;
+    if (first != kvs_ring_consumed(pager->ring)) {
+        return kvs_fail(pager->device, KVS_EINVAL, "page %llu is demand %llu, but %llu is the next to be read",
+                        (kvs_ull)page_begin, (kvs_ull)first, (kvs_ull)kvs_ring_consumed(pager->ring));
+    }
     uint64_t half = kvs_ring_open_slots(pager->ring) / 2;
     uint64_t end = first + (half == 0 ? 1 : half);
     uint64_t reachable = kvs_ring_acquirable_end(pager->ring);
@@ -514,14 +523,16 @@ kvs_status kvs_pager_end(kvs_pager *pager, uint32_t n_rows)
     if (n_rows > pager->pass_rows) {
         return kvs_fail(pager->device, KVS_EINVAL, "%u rows to commit, the pass has %u", n_rows, pager->pass_rows);
     }
-    if (n_rows == 0) {
+    /* Layers that nobody attended to may still be under way; their slots must not change hands before. */
+    kvs_status status = n_rows == 0 ? KVS_OK : wait_loads(pager, pager->loads.submitted);
+    if (n_rows == 0 || status != KVS_OK) {
         undo_open(pager);
-        return KVS_OK;
+        return status;
     }
     release_plans(pager);
     leave_ring(pager);
     kvs_seq_copy_done(pager->current);
-    kvs_status status = kvs_seq_commit(pager->current, n_rows);
+    status = kvs_seq_commit(pager->current, n_rows);
     pager->generation = kvs_seq_generation(pager->current);
     pager->is_in_pass = false;
     if (status != KVS_OK) {

@@ -84,12 +84,9 @@ static uint64_t rows_in_page(const kvs_pager *pager, uint64_t page)
     return committed - first < KVS_PAGE_TOKENS ? committed - first : KVS_PAGE_TOKENS;
 }
 
-kvs_status kvs_pager_publish(kvs_pager *pager, uint64_t first_page, uint64_t end_page)
+static kvs_status queue_rows(kvs_pager *pager, uint64_t first_page, uint64_t end_page)
 {
     struct batch batch = {.pager = pager};
-    pager->has_pending = true;
-    pager->pending_first_page = first_page;
-    pager->pending_end_page = end_page;
     for (uint32_t layer = 0; layer < pager->n_layers; layer++) {
         for (uint64_t page = first_page; page < end_page; page++) {
             kvs_page_view view;
@@ -104,6 +101,19 @@ kvs_status kvs_pager_publish(kvs_pager *pager, uint64_t first_page, uint64_t end
         }
     }
     return flush(&batch);
+}
+
+/* What could not even be queued has failed like a copy that did: the next settling repeats all of it. */
+kvs_status kvs_pager_publish(kvs_pager *pager, uint64_t first_page, uint64_t end_page)
+{
+    pager->has_pending = true;
+    pager->pending_first_page = first_page;
+    pager->pending_end_page = end_page;
+    kvs_status status = queue_rows(pager, first_page, end_page);
+    if (status != KVS_OK) {
+        atomic_store(&pager->publishes.failed, (int)status);
+    }
+    return status;
 }
 
 static kvs_status wait_published(kvs_pager *pager)

@@ -69,6 +69,15 @@ void kvs_pager_rebuild_free(kvs_pager *pager)
     }
 }
 
+void kvs_pager_set_current(kvs_pager *pager, kvs_seq *seq)
+{
+    if (seq != NULL) {
+        kvs_seq_retain(seq);
+    }
+    kvs_seq_release(pager->current);
+    pager->current = seq;
+}
+
 kvs_status kvs_pager_select(kvs_pager *pager, kvs_seq *seq)
 {
     uint64_t n_pages = kvs_seq_pages(seq);
@@ -87,7 +96,7 @@ kvs_status kvs_pager_select(kvs_pager *pager, kvs_seq *seq)
             pager->where[held->layer][held->page] = slot;
         }
     }
-    pager->current = seq;
+    kvs_pager_set_current(pager, seq);
     return KVS_OK;
 }
 

@@ -98,6 +98,8 @@ struct kvs_pager {
 /* pager_slots.c */
 uint64_t kvs_pager_slot_address(const kvs_pager *pager, uint32_t slot);
 kvs_status kvs_pager_reserve_pages(kvs_pager *pager, uint64_t n_pages);
+/* The current sequence is kept alive: rows of it may still be on their way to history. NULL for none. */
+void kvs_pager_set_current(kvs_pager *pager, kvs_seq *seq);
 /* Make `seq` the current one: find its pages among the slots. */
 kvs_status kvs_pager_select(kvs_pager *pager, kvs_seq *seq);
 void kvs_pager_rebuild_free(kvs_pager *pager);
@@ -110,6 +112,8 @@ void kvs_pager_forget_pages(kvs_pager *pager, uint32_t layer, uint64_t begin, ui
 /* pager_pass.c */
 uint64_t kvs_pager_prefix(const kvs_pager *pager, uint32_t layer, uint64_t tail_first, uint64_t active_pages);
 kvs_status kvs_pager_cancel_ring(kvs_pager *pager);
+/* Can a pass of n_rows over this sequence be placed? errors: EBUSY not attached; EINVAL; ENOSPACE */
+kvs_status kvs_pager_check_rows(const kvs_pager *pager, const kvs_seq *seq, uint32_t n_rows);
 
 /* pager_publish.c */
 /* Queue rows of the pages [first, end) of the current sequence that history does not have. */

@@ -153,6 +153,7 @@ static kvs_status make_seq(kvs_cache *cache, uint64_t ctx_tokens, kvs_seq **seq)
         return kvs_fail(cache->device, KVS_ENOMEM, "no memory for the page list of %llu tokens", (kvs_ull)ctx_tokens);
     }
     made->cache = cache;
+    made->claims = 1;
     made->ctx_tokens = ctx_tokens;
     kvs_cache_retain(cache);
     made->next = cache->sequences;
@@ -197,9 +198,14 @@ static void drop_pages(kvs_seq *seq, uint64_t n_kept)
     }
 }
 
+void kvs_seq_retain(kvs_seq *seq)
+{
+    seq->claims++;
+}
+
 void kvs_seq_release(kvs_seq *seq)
 {
-    if (seq == NULL) {
+    if (seq == NULL || --seq->claims != 0) {
         return;
     }
     kvs_cache *cache = seq->cache;
