@@ -7,6 +7,7 @@ Holds: ``run``. Ctrl-C stops an answer and keeps the conversation; an error ends
 from __future__ import annotations
 
 import importlib.util
+import io
 import os
 import sys
 import tempfile
@@ -133,7 +134,7 @@ class Conversation:
             return
         try:
             write_whole(Path(name).expanduser(), self.markdown())
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RuntimeError) as error:
             note(f"not saved: {error}")
         else:
             note(f"saved {len(self.turns)} turns to {name}")
@@ -227,6 +228,9 @@ def _messages() -> Iterator[str]:
 
 def _reader() -> Callable[[str], str | None]:
     """Reads a line, None at the end: with editing and history on a terminal, plainly elsewhere."""
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        # A byte that is no text is then refused with its message, by the tokenizer, and does not end the conversation.
+        sys.stdin.reconfigure(errors="surrogateescape")
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         return _read_plain
     if importlib.util.find_spec("readline") is not None:

@@ -415,7 +415,15 @@ def interrupt_once(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     return note
 
 
-def test_save_that_fails_says_so_and_goes_on(run: Run, model: str, typed: Callable[[str], None]) -> None:
-    typed("/save /nonexistent/talk.md\n/save\nhello\n")
+def test_line_that_is_no_text_is_refused_and_the_next_one_answered(
+    run: Run, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9\nhello\n"), encoding="utf-8"))
     ran = run("chat", model, *CHAT)
-    assert ran.code == 0 and "not saved: " in ran.err and "needs a file name" in ran.err and ran.out != ""
+    assert ran.code == 0 and "surrogate" in ran.err.splitlines()[0] and ran.out != ""
+
+
+def test_save_that_fails_says_so_and_goes_on(run: Run, model: str, typed: Callable[[str], None]) -> None:
+    typed("/save /nonexistent/talk.md\n/save ~nobody-here/x\n/save\nhello\n")
+    ran = run("chat", model, *CHAT)
+    assert ran.code == 0 and ran.err.count("not saved: ") == 2 and "needs a file name" in ran.err and ran.out != ""
