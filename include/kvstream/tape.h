@@ -107,13 +107,14 @@ typedef struct kvs_pass_desc {
 } kvs_pass_desc;
 
 /* Bring a weight to the device. shape: rows [n][k / block_values] blocks of `type`, row n after row.
- * own: caller. With ROWS layout `rows` is borrowed until the weight is released. thread: any.
+ * own: caller. With ROWS layout `rows` is borrowed until the weight is released. With `rows` NULL the weight is declared
+ * only: tapes that use it can be sealed and measured, not bound, and it takes no device memory. thread: any.
  * errors: EINVAL; EUNSUPPORTED type; ENOMEM */
 kvs_status kvs_weight_create(kvs_device *device, int type, uint64_t k, uint64_t n, const void *rows, uint32_t layout,
                              kvs_weight **weight);
 /* thread: any. NULL is ignored */
 void kvs_weight_release(kvs_weight *weight);
-/* Device bytes it takes (0 for borrowed rows). thread: any. errors: EINVAL */
+/* Device bytes it takes or, declared only, would take (0 for borrowed rows). thread: any. errors: EINVAL */
 kvs_status kvs_weight_get_bytes(kvs_weight *weight, uint64_t *bytes);
 
 /* own: caller. `max_rows` bounds every pass, `max_out_rows` its output rows. thread: any. errors: EINVAL; ENOMEM */
@@ -140,7 +141,7 @@ kvs_status kvs_tape_get_info(kvs_tape *tape, kvs_tape_info *info);
 
 /* Give a sealed tape its addresses. `arena` is the arena of the lease; the binding holds its epoch. `pager` may be NULL for a
  * tape without attention. own: caller; retains tape and lease, borrows the pager. thread: owner.
- * errors: EINVAL not sealed, or layers unlike the pager's; ENOSPACE workspace too small, with both numbers; ENOMEM */
+ * errors: EINVAL not sealed, a weight declared only, or layers unlike the pager's; ENOSPACE workspace too small, with both numbers; ENOMEM */
 kvs_status kvs_tape_bind(kvs_tape *tape, kvs_arena *arena, kvs_lease *workspace, kvs_pager *pager, kvs_binding **binding);
 
 /* NULL is ignored. thread: owner */

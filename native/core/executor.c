@@ -3,6 +3,7 @@
 #include "core/device.h"
 #include "core/pager.h"
 #include "core/tape.h"
+#include "core/weight.h"
 
 struct kvs_binding {
     kvs_device *device;
@@ -41,6 +42,11 @@ static kvs_status check_bind(kvs_tape *tape, kvs_arena *arena, kvs_lease *worksp
 {
     if (!tape->is_sealed) {
         return kvs_fail(tape->device, KVS_EINVAL, "a tape must be sealed before it is bound");
+    }
+    for (uint32_t i = 0; i < tape->n_weights; i++) {
+        if (kvs_weight_get_view(tape->weights[i])->address == 0) {
+            return kvs_fail(tape->device, KVS_EINVAL, "weight %u is declared only", i);
+        }
     }
     if (kvs_lease_arena(workspace) != arena) {
         return kvs_fail(tape->device, KVS_EINVAL, "the workspace lease belongs to another arena");

@@ -29,15 +29,19 @@ static kvs_status check_shape(kvs_device *device, int type, uint64_t k, uint64_t
     return KVS_OK;
 }
 
+static kvs_status size_panels(kvs_weight *weight)
+{
+    struct kvs_device_view backend = kvs_device_backend(weight->device);
+    const kvs_weight_view *view = &weight->view;
+    return backend.backend->weight_bytes(backend.self, view->type, view->k, view->n, &weight->bytes);
+}
+
 static kvs_status pack_panels(kvs_weight *weight, const void *rows)
 {
     struct kvs_device_view backend = kvs_device_backend(weight->device);
     const kvs_weight_view *view = &weight->view;
     uint64_t end;
-    kvs_status status = backend.backend->weight_bytes(backend.self, view->type, view->k, view->n, &weight->bytes);
-    if (status == KVS_OK) {
-        status = kvs_buffer_create(weight->device, weight->bytes, 64, &weight->buffer);
-    }
+    kvs_status status = kvs_buffer_create(weight->device, weight->bytes, 64, &weight->buffer);
     if (status == KVS_OK) {
         status = kvs_buffer_get_range(weight->buffer, &weight->view.address, &end);
     }
@@ -50,8 +54,8 @@ static kvs_status pack_panels(kvs_weight *weight, const void *rows)
 kvs_status kvs_weight_create(kvs_device *device, int type, uint64_t k, uint64_t n, const void *rows, uint32_t layout,
                              kvs_weight **weight)
 {
-    if (device == NULL || rows == NULL || weight == NULL || layout > KVS_WEIGHT_ROWS) {
-        return kvs_fail(device, KVS_EINVAL, "weight needs a device, rows, a layout and an output");
+    if (device == NULL || weight == NULL || layout > KVS_WEIGHT_ROWS) {
+        return kvs_fail(device, KVS_EINVAL, "weight needs a device, a layout and an output");
     }
     kvs_status status = check_shape(device, type, k, n);
     if (status != KVS_OK) {
@@ -67,6 +71,9 @@ kvs_status kvs_weight_create(kvs_device *device, int type, uint64_t k, uint64_t 
     if (layout == KVS_WEIGHT_ROWS) {
         made->view.address = (uint64_t)(uintptr_t)rows;
     } else {
+        status = size_panels(made);
+    }
+    if (status == KVS_OK && layout == KVS_WEIGHT_PANELS && rows != NULL) {
         status = pack_panels(made, rows);
     }
     if (status != KVS_OK) {
