@@ -1,7 +1,7 @@
 """Targets without an engine around them, with the device flags that make a cheat visible.
 
 Units: ``residency`` 0 is the smallest arena that works, 1 the one in which nothing ever streams.
-Holds: ``Rig``, ``open_rig``, ``random_placement``, ``expected_stream_bytes``, ``tokens_of``.
+Holds: ``Rig``, ``open_rig``, ``random_placement``, ``tight_placement``, ``StreamForecast``, ``tokens_of``.
 """
 
 from __future__ import annotations
@@ -107,24 +107,46 @@ def random_placement(plan: ArenaPlan, phase: Phase, rng: random.Random) -> Place
     """Any legal division of a phase's pool: a ring of any size, pages dealt unevenly, slots left over."""
     layout = plan.phases[phase.value]
     pool = layout.pool
-    if layout.is_fully_resident:
-        return layout.placement
-    ring = rng.choice((pool.ring_floor, rng.randint(pool.ring_floor, pool.ring_cap), pool.ring_cap))
     pages = [pool.floor_pages] * pool.n_layers
-    left = pool.n_slots - ring - sum(pages)
-    for _ in range(rng.choice((0, left // 2, left))):
+    room = pool.n_slots - sum(pages)
+    if room == 0:
+        return layout.placement
+    ring = rng.choice((1, rng.randint(1, room), room))
+    for _ in range(rng.choice((0, (room - ring) // 2, room - ring))):
         pages[rng.randrange(pool.n_layers)] += 1
     return Placement(tuple(pages), ring, layout.max_rows)
 
 
-def expected_stream_bytes(target: Target, phase: Phase, position: int, n_tokens: int) -> int:
-    """Bytes that must pass the ring while ``n_tokens`` run behind ``position`` committed ones."""
-    total, end = 0, position + n_tokens
-    while position < end:
-        n_rows = target.chunk_rows(phase, position, end - position)
-        total += forecast_pass(target.plan.shape, target.placement_of(phase), position, n_rows).streamed_bytes
-        position += n_rows
-    return total
+def tight_placement(plan: ArenaPlan, phase: Phase) -> Placement:
+    """One page more per layer than the tail where there is room, and two ring slots: nearly all streams."""
+    layout = plan.phases[phase.value]
+    pool = layout.pool
+    room = pool.n_slots - pool.n_layers * pool.floor_pages
+    ring = min(2, room)
+    extra = (room - ring) // pool.n_layers
+    return Placement((pool.floor_pages + min(1, extra),) * pool.n_layers, ring, layout.max_rows)
+
+
+@dataclass(slots=True)
+class StreamForecast:
+    """Adds up the bytes that must pass the ring, pass by pass, under the placement that each pass had.
+
+    An instance is the ``on_progress`` of a forward call that begins behind ``position`` committed tokens.
+    """
+
+    target: Target
+    phase: Phase
+    position: int
+    n_done: int = 0
+    streamed_bytes: int = 0
+
+    def __call__(self, n_done: int, n_total: int) -> None:
+        n_rows = n_done - self.n_done
+        placement = self.target.placement_of(self.phase)
+        forecast = forecast_pass(self.target.plan.shape, placement, self.position, n_rows)
+        self.streamed_bytes += forecast.streamed_bytes
+        self.position += n_rows
+        self.n_done = n_done
 
 
 def tokens_of(seed: int, n_tokens: int, n_vocab: int = 259) -> npt.NDArray[np.uint32]:
