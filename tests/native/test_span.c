@@ -184,7 +184,9 @@ static void test_leases_and_ranges_are_checked(void)
     b.spans[2] = good;
     b.spans[2].offset_bytes = (N_RECORDS - 2) * b.record_bytes;
     refuse(&b, KVS_ENOSPACE);
-    b.spans[2].offset_bytes -= b.record_bytes;
+    b.spans[2].offset_bytes -= b.record_bytes - 64;
+    refuse(&b, KVS_ENOSPACE);
+    b.spans[2].offset_bytes -= 64;
     kvs_span_plan *plan = NULL;
     CHECK_OK(kvs_span_plan_make(b.device, &b.desc, &plan));
     kvs_span_plan_release(plan);
