@@ -1,0 +1,135 @@
+"""Every weight type on the CPU against the numpy reference of the file formats.
+
+Shapes: tables ``[N, K]``; a pass of ROWS tokens looks rows up and multiplies them with a weight.
+Order: an embedded value is one float32 rounding of the stored numbers, so it equals the reference to the bit. A product
+quantizes activations to 8 bits per 32 values; the oracle does the same and sums in float64.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from pykvstream.core.arena import Arena
+from pykvstream.core.device import Device, Isa
+from pykvstream.core.tape import Binding, CancelFlag, Op, OpCode, Tape, TensorKind, Weight, WeightLayout
+from pykvstream.gguf.codecs import decode
+from pykvstream.gguf.types import GgmlType
+
+K, N, ROWS = 512, 40, 9
+WORKSPACE = 1
+FLOAT_TYPES = (GgmlType.F32, GgmlType.F16, GgmlType.BF16)
+BLOCK_TYPES = tuple(
+    GgmlType[name]
+    for name in ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"]
+)
+TYPES = FLOAT_TYPES + BLOCK_TYPES
+# Where a block keeps its float16 scale, and its minimum if it has one.
+HALVES = {
+    GgmlType.Q4_1: (0, 2), GgmlType.Q5_1: (0, 2), GgmlType.Q4_K: (0, 2), GgmlType.Q5_K: (0, 2),
+    GgmlType.Q2_K: (80, 82), GgmlType.Q3_K: (108,), GgmlType.Q6_K: (208,),
+}  # fmt: skip
+
+
+def random_table(kind: GgmlType, rng: np.random.Generator) -> NDArray[np.uint8]:
+    """Rows of ``kind`` with random codes and small scales, as a file holds them."""
+    n_blocks = N * K // kind.block_values
+    if kind is GgmlType.F32:
+        return rng.standard_normal(n_blocks, np.float32).view(np.uint8)
+    if kind is GgmlType.F16:
+        return rng.standard_normal(n_blocks, np.float32).astype("<f2").view(np.uint8)
+    if kind is GgmlType.BF16:
+        return (rng.standard_normal(n_blocks, np.float32).view(np.uint32) >> 16).astype("<u2").view(np.uint8)
+    blocks = rng.integers(0, 256, (n_blocks, kind.block_bytes), np.uint8)
+    for at in HALVES.get(kind, (0,)):
+        scales = rng.normal(0, 0.01, (n_blocks, 1)).astype("<f2")
+        blocks[:, at : at + 2] = scales.view(np.uint8)
+    return blocks.reshape(-1)
+
+
+def replay(device: Device, tape: Tape, tokens: NDArray[np.uint32], cols: int) -> NDArray[np.float32]:
+    """Run a tape without attention and return its one output, a row per token."""
+    info = tape.seal()
+    out = np.full((len(tokens), cols), np.nan, np.float32)
+    with Arena(device, info.workspace_bytes + 4096, 64) as arena:
+        arena.begin()
+        arena.reserve(WORKSPACE, max(info.workspace_bytes, 64))
+        arena.commit()
+        with arena.acquire(WORKSPACE) as lease, Binding(device, tape, arena, lease, None) as binding:
+            binding.run(tokens, np.arange(len(tokens), dtype=np.uint32), (out,), CancelFlag())
+    return out
+
+
+def embed(isa: Isa, kind: GgmlType, table: NDArray[np.uint8], tokens: NDArray[np.uint32]) -> NDArray[np.float32]:
+    with (
+        Device(2, isa=isa) as device,
+        Tape(device, ROWS, ROWS) as tape,
+        Weight(device, kind.id, K, N, table, WeightLayout.ROWS) as weight,
+    ):
+        out = tape.add_tensor(K, kind=TensorKind.OUTPUT)
+        tape.add_op(Op(OpCode.EMBED, (), (out,), (tape.add_weight(weight),)))
+        return replay(device, tape, tokens, K)
+
+
+def multiply(
+    isa: Isa, kind: GgmlType, table: NDArray[np.uint8], x: NDArray[np.float32], tokens: NDArray[np.uint32]
+) -> NDArray[np.float32]:
+    """Rows ``tokens`` of ``x`` times the transposed weight."""
+    rows = np.ascontiguousarray(x).view(np.uint8).reshape(-1)
+    with (
+        Device(2, isa=isa) as device,
+        Tape(device, ROWS, ROWS) as tape,
+        Weight(device, GgmlType.F32.id, K, len(x), rows, WeightLayout.ROWS) as source,
+        Weight(device, kind.id, K, N, table, WeightLayout.PANELS) as weight,
+    ):
+        looked_up = tape.add_tensor(K)
+        out = tape.add_tensor(N, kind=TensorKind.OUTPUT)
+        tape.add_op(Op(OpCode.EMBED, (), (looked_up,), (tape.add_weight(source),)))
+        tape.add_op(Op(OpCode.MATMUL, (looked_up,), (out,), (tape.add_weight(weight),), u=(1,)))
+        return replay(device, tape, tokens, N)
+
+
+def quantized(x: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Activations as the kernels see them: 127 steps of the largest magnitude of 32 values."""
+    groups = x.reshape(-1, 32)
+    largest = np.abs(groups).max(axis=1, keepdims=True)
+    codes = np.rint(groups * (np.float32(127) / largest))
+    return ((largest / np.float32(127)).astype(np.float64) * codes).reshape(x.shape)
+
+
+@pytest.mark.parametrize("kind", TYPES, ids=lambda kind: kind.name)
+def test_embedded_rows_equal_the_file_decoder(kind: GgmlType) -> None:
+    rng = np.random.default_rng(kind.id)
+    table = random_table(kind, rng)
+    tokens = rng.integers(0, N, ROWS, np.uint32)
+    expected = decode(kind, table).reshape(N, K)[tokens]
+    got = embed(Isa.BEST, kind, table, tokens)
+    np.testing.assert_array_equal(got.view(np.uint32), expected.view(np.uint32))
+
+
+@pytest.mark.parametrize("kind", TYPES, ids=lambda kind: kind.name)
+def test_matmul_is_near_float64_and_the_same_on_every_isa(kind: GgmlType) -> None:
+    rng = np.random.default_rng(100 + kind.id)
+    table = random_table(kind, rng)
+    x = rng.standard_normal((ROWS, K), np.float32)
+    tokens = np.arange(ROWS, dtype=np.uint32)
+    got = multiply(Isa.BEST, kind, table, x, tokens)
+    weights = decode(kind, table).reshape(N, K).astype(np.float64)
+    seen = x.astype(np.float64) if kind in FLOAT_TYPES else quantized(x)
+    # Sequential float32 sums of K terms: well inside K * 2^-24 of the sum of magnitudes.
+    bound = np.abs(seen) @ np.abs(weights).T * 4e-6
+    assert (np.abs(got - seen @ weights.T) <= bound).all()
+    reference = multiply(Isa.REFERENCE, kind, table, x, tokens)
+    np.testing.assert_array_equal(got.view(np.uint32), reference.view(np.uint32))
+
+
+@pytest.mark.parametrize("kind", [GgmlType.Q4_1, GgmlType.Q6_K, GgmlType.F16], ids=lambda kind: kind.name)
+def test_matmul_row_does_not_depend_on_the_pass(kind: GgmlType) -> None:
+    rng = np.random.default_rng(200 + kind.id)
+    table = random_table(kind, rng)
+    x = rng.standard_normal((ROWS, K), np.float32)
+    together = multiply(Isa.BEST, kind, table, x, np.arange(ROWS, dtype=np.uint32))
+    for row in range(ROWS):
+        alone = multiply(Isa.BEST, kind, table, x, np.array([row], np.uint32))
+        np.testing.assert_array_equal(alone[0].view(np.uint32), together[row].view(np.uint32))
