@@ -95,7 +95,8 @@ def quantized(x: NDArray[np.float32]) -> NDArray[np.float64]:
     groups = x.reshape(-1, 32)
     largest = np.abs(groups).max(axis=1, keepdims=True)
     codes = np.rint(groups * (np.float32(127) / largest))
-    return ((largest / np.float32(127)).astype(np.float64) * codes).reshape(x.shape)
+    values: NDArray[np.float64] = (largest / np.float32(127)).astype(np.float64) * codes
+    return values.reshape(x.shape)
 
 
 @pytest.mark.parametrize("kind", TYPES, ids=lambda kind: kind.name)
