@@ -2,9 +2,9 @@
  * other; the core calls a backend through this table alone.
  *
  * Streams: a backend has one compute order (the calls of `run_op`, in order, each complete for all later ones) and two
- * copy queues, in (host history to device) and out (device to host history), each first in first out. A copy-in entry
- * may name a gate: it does not start before `*gate >= gate_value`. It ends by storing `done_value` to `*done`
- * (release order). Nothing else synchronises: the ring and the stream build their fences from these counters.
+ * copy queues, each first in first out: one for copies with a gate, which do not start before `*gate >= gate_value`, and
+ * one, served first, for all others, so that nothing waits behind a ring that nobody consumes. Copies that share a `done`
+ * counter have all a gate or none. A copy ends by storing `done_value` to `*done` (release order). Nothing else synchronises: the ring and the stream build their fences from these counters.
  */
 #ifndef KVS_NATIVE_CORE_BACKEND_H
 #define KVS_NATIVE_CORE_BACKEND_H
