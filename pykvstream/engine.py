@@ -252,8 +252,9 @@ class Session:
 
     def fork(self) -> Session:
         """A conversation that goes on from here on its own, with a seed derived from this one's."""
+        child = Session(self.model, self._core.fork(), fork_seed(self.seed, self._n_forks + 1))
         self._n_forks += 1
-        return Session(self.model, self._core.fork(), fork_seed(self.seed, self._n_forks))
+        return child
 
     def cancel(self) -> None:
         """Stop the answer that is being generated, from any thread; the conversation stays usable."""
@@ -385,18 +386,12 @@ class _Generation:
         if phase is Phase.DECODE and self._core.n_cached == self._core.ctx_tokens:
             self._session.stop_reason = "context_full"
             return None
-        logits = self._core.forward(ids or self._resume(), phase=phase, on_progress=on_progress)
+        if not ids and phase is Phase.PREFILL:
+            self._core.rewind()
+        logits = self._core.forward(ids, phase=phase, on_progress=on_progress)
         if phase is Phase.PREFILL:
             self._sampler.restore(SamplerState(seed=self._session.seed, tokens=self._core.tokens))
         return logits
-
-    def _resume(self) -> Sequence[int]:
-        """Going on without new tokens: the pending one is run, or the last one again."""
-        if self._core.n_cached < len(self._core.tokens):
-            return ()
-        last = self._core.tokens[-1]
-        self._core.truncate(len(self._core.tokens) - 1)
-        return (last,)
 
     def _emit(self, logits: NDArray[np.float32], is_last: bool) -> Piece:
         position = len(self._core.tokens)

@@ -79,7 +79,9 @@ kvs_status kvs_tape_bind(kvs_tape *tape, kvs_arena *arena, kvs_lease *workspace,
     kvs_binding *made = kvs_object_alloc(tape->device, sizeof *made);
     kvs_bound_op *ops = made == NULL ? NULL : kvs_array_alloc(tape->n_ops, sizeof *ops);
     if (ops == NULL) {
-        kvs_object_free(tape->device, made);
+        if (made != NULL) {
+            kvs_object_free(tape->device, made);
+        }
         return kvs_fail(tape->device, KVS_ENOMEM, "no memory to bind %u operations", tape->n_ops);
     }
     kvs_tape_retain(tape);

@@ -23,7 +23,7 @@ kvs_status kvs_pager_check_layers(kvs_pager *pager, const kvs_kv_layer *layer, u
  * one another from page 0 to active_pages, layers in rising order. errors: EIO; EINVAL out of order */
 kvs_status kvs_pager_acquire_wave(kvs_pager *pager, uint32_t layer, uint64_t page_begin, uint64_t *page_end);
 
-/* Every reader of the wave has finished. errors: those of kvs_ring_consume */
+/* Every reader of the wave has finished. errors: EIO; EINVAL */
 kvs_status kvs_pager_release_wave(kvs_pager *pager, uint32_t layer, uint64_t page_begin, uint64_t page_end);
 
 #endif

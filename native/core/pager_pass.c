@@ -27,9 +27,12 @@ static void shape_pass(kvs_pager *pager, uint32_t n_rows)
     }
 }
 
+/* A copy of the lookahead that failed is asked for anew: nothing has been read yet. */
 static bool lookahead_fits(const kvs_pager *pager)
 {
-    if (!pager->has_lookahead || pager->lookahead_tail != pager->tail_first) {
+    kvs_ring_info ring = {.struct_size = sizeof ring};
+    if (!pager->has_lookahead || pager->lookahead_tail != pager->tail_first ||
+        kvs_ring_get_info(pager->ring, &ring) != KVS_OK || ring.is_poisoned != 0) {
         return false;
     }
     for (uint32_t layer = 0; layer < pager->n_layers; layer++) {
@@ -145,6 +148,12 @@ static kvs_status wait_loads(kvs_pager *pager, uint64_t ticket)
                     kvs_status_name(failed != 0 ? failed : (int)status));
 }
 
+/* A ring whose copy failed is cancelled with the pass that needed it: for the caller a copy failed, nothing is poisoned. */
+static kvs_status of_ring(const kvs_pager *pager, kvs_status status)
+{
+    return status == KVS_EPOISONED ? kvs_fail(pager->device, KVS_EIO, "a page could not be brought from history") : status;
+}
+
 /* Queue the streamed pages of a layer; a run ends where host records stop being adjacent. */
 static kvs_status submit_layer(kvs_pager *pager, uint32_t layer, uint64_t begin, uint64_t end)
 {
@@ -159,7 +168,7 @@ static kvs_status submit_layer(kvs_pager *pager, uint32_t layer, uint64_t begin,
         bool extends = demand.n_pages != 0 && view.extent_id == last.extent_id && view.slot == last.slot + 1;
         if (!extends && demand.n_pages != 0) {
             uint64_t first;
-            status = kvs_ring_submit(pager->ring, &demand, 1, &first);
+            status = of_ring(pager, kvs_ring_submit(pager->ring, &demand, 1, &first));
             if (status != KVS_OK) {
                 return status;
             }
@@ -175,7 +184,7 @@ static kvs_status submit_layer(kvs_pager *pager, uint32_t layer, uint64_t begin,
         last = view;
     }
     uint64_t first;
-    return demand.n_pages == 0 ? KVS_OK : kvs_ring_submit(pager->ring, &demand, 1, &first);
+    return demand.n_pages == 0 ? KVS_OK : of_ring(pager, kvs_ring_submit(pager->ring, &demand, 1, &first));
 }
 
 static kvs_status submit_pass(kvs_pager *pager)
@@ -466,7 +475,7 @@ static kvs_status acquire_streamed(kvs_pager *pager, const kvs_pass_layer *pass,
     end = ready > end ? ready : end;
     end = end < reachable ? end : reachable;
     end = end < layer_end ? end : layer_end;
-    kvs_status status = kvs_ring_acquire_wait(pager->ring, end);
+    kvs_status status = of_ring(pager, kvs_ring_acquire_wait(pager->ring, end));
     if (status == KVS_OK) {
         *page_end = pass->prefix + end - pass->first_demand;
     }
@@ -501,7 +510,7 @@ kvs_status kvs_pager_release_wave(kvs_pager *pager, uint32_t layer, uint64_t pag
     pager->streamed_pages += n_pages;
     pager->streamed_bytes += n_pages * kvs_cache_record(pager->cache, layer)->record_bytes;
     pager->released_ns = kvs_clock_ns();
-    return kvs_ring_consume(pager->ring, pass->first_demand + page_end - pass->prefix);
+    return of_ring(pager, kvs_ring_consume(pager->ring, pass->first_demand + page_end - pass->prefix));
 }
 
 /* A pass that did not read all it had demanded leaves the ring in the middle of a layer. */

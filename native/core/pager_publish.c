@@ -148,6 +148,7 @@ kvs_status kvs_pager_settle(kvs_pager *pager)
         status = status == KVS_OK ? wait_published(pager) : status;
     }
     if (status != KVS_OK) {
+        atomic_store(&pager->publishes.failed, (int)status); /* nothing is under way: the next settling writes all of it again */
         return kvs_fail(pager->device, KVS_EIO,
                         "pages %llu to %llu could not be written to history (%s); they stay on the device",
                         (kvs_ull)pager->pending_first_page, (kvs_ull)pager->pending_end_page, kvs_status_name(status));

@@ -13,7 +13,7 @@ from typing import Any
 from pykvstream._ffi import ffi, lib
 from pykvstream.core.device import Device
 from pykvstream.core.fence import Fence
-from pykvstream.core.handle import Handle
+from pykvstream.core.handle import Handle, new_cell
 from pykvstream.core.status import check, make_struct
 
 DEFAULT_ALIGNMENT_BYTES = 256
@@ -72,14 +72,16 @@ class Lease(Handle):
 
     __slots__ = ("_device",)
 
-    def __init__(self, pointer: Any, device: Any) -> None:
+    def __init__(self, cell: Any, device: Any) -> None:
         self._device = device
-        super().__init__(pointer, lib.kvs_lease_release)
+        super().__init__(cell)
 
     def claim(self) -> Lease:
         """One more claim on the same lease; the region counts it once."""
+        cell = new_cell("kvs_lease **", lib.kvs_lease_release)
         lib.kvs_lease_retain(self.ptr)
-        return Lease(ffi.cast("kvs_lease *", self.ptr), self._device)
+        cell[0] = self.ptr
+        return Lease(cell, self._device)
 
     def retire(self, fence: Fence) -> None:
         """Close it behind a fence; the region drains until then. Raises ``Busy`` when other claims exist."""
@@ -171,9 +173,9 @@ class Arena(Handle):
 
     def acquire(self, region_id: int) -> Lease:
         """Claim a committed region. Raises ``NotFound``, or ``Busy`` while quiesced."""
-        out = ffi.new("kvs_lease **")
-        check(lib.kvs_arena_acquire(self.ptr, region_id, out), self._device)
-        return Lease(out[0], self._device)
+        cell = new_cell("kvs_lease **", lib.kvs_lease_release)
+        check(lib.kvs_arena_acquire(self.ptr, region_id, cell), self._device)
+        return Lease(cell, self._device)
 
     def quiesce(self) -> None:
         """Refuse new leases. Waits for nothing."""

@@ -1,6 +1,6 @@
 """The life of a C object in Python.
 
-Holds: ``Handle``. ``close()`` gives the C object back, in any order among handles: parents that a C object needs are kept
+Holds: ``Handle``, ``new_cell``. ``close()`` gives the C object back, in any order among handles: parents that a C object needs are kept
 alive by the core itself. A handle that is collected unclosed gives its object back too, and says so with a
 ``ResourceWarning``. After ``close()`` every use raises ``Closed``.
 """
@@ -16,28 +16,34 @@ from pykvstream._ffi import ffi
 from pykvstream.errors import Closed
 
 
+def new_cell(kind: str, release: Callable[[Any], None]) -> Any:
+    """A place for a handle, ``new_cell("kvs_lease **", lib.kvs_lease_release)``, that owns what C puts there.
+
+    Between the C call and a constructor an interrupt can strike; what is in the cell goes with the cell.
+    """
+    return ffi.gc(ffi.new(kind), lambda cell: release(cell[0]))
+
+
 class Handle:
-    """Owns one C pointer. Subclasses pass the pointer and the C function that releases it."""
+    """Owns one C pointer. Subclasses pass the pointer and the C function that releases it, or a cell alone."""
 
-    __slots__ = ("__weakref__", "_guard", "_name", "_release")
+    __slots__ = ("__weakref__", "_guard", "_is_cell")
 
-    def __init__(self, pointer: Any, release: Callable[[Any], None]) -> None:
-        name = type(self).__name__
+    def __init__(self, pointer: Any, release: Callable[[Any], None] | None = None) -> None:
+        self._is_cell = release is None
+        # The C function itself is the destructor: an interrupt can strike only before or after it.
+        self._guard = pointer if release is None else ffi.gc(pointer, release)
 
-        def collect(raw: Any) -> None:
-            warnings.warn(f"{name} was never closed", ResourceWarning, stacklevel=2)
-            release(raw)
-
-        self._name = name
-        self._release = release
-        self._guard = ffi.gc(pointer, collect)
+    def __del__(self) -> None:
+        if getattr(self, "_guard", None) is not None:
+            warnings.warn(f"{type(self).__name__} was never closed", ResourceWarning, stacklevel=2, source=self)
 
     @property
     def ptr(self) -> Any:
         """The C pointer. Raises ``Closed`` after ``close()``."""
         if self._guard is None:
-            raise Closed(f"this {self._name} is closed")
-        return self._guard
+            raise Closed(f"this {type(self).__name__} is closed")
+        return self._guard[0] if self._is_cell else self._guard
 
     @property
     def closed(self) -> bool:
@@ -46,15 +52,17 @@ class Handle:
 
     def close(self) -> None:
         """Give the C object back. A second call does nothing."""
-        if self._guard is None:
-            return
-        pointer = self._detach()
-        self._release(pointer)
+        guard, self._guard = self._guard, None
+        if guard is not None:
+            ffi.release(guard)
 
     def _detach(self) -> Any:
         """Take the pointer out, for a C call that consumes it."""
         pointer = self.ptr
-        ffi.gc(pointer, None)
+        if self._is_cell:
+            self._guard[0] = ffi.NULL
+        else:
+            ffi.gc(pointer, None)
         self._guard = None
         return pointer
 

@@ -31,6 +31,7 @@ class Placement(Protocol):
 class PagerInfo:
     """Counters since creation, pages and bytes; see ``kvs_pager_info``."""
 
+    is_attached: bool
     is_in_pass: bool
     n_slots: int
     ring_slots: int
@@ -134,6 +135,7 @@ class Pager(Handle):
         out = make_struct("kvs_pager_info")
         self._check(lib.kvs_pager_get_info(self.ptr, out))
         return PagerInfo(
+            is_attached=bool(out.is_attached),
             is_in_pass=bool(out.is_in_pass),
             n_slots=out.n_slots,
             ring_slots=out.ring_slots,

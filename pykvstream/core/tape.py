@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 from pykvstream._ffi import ffi, lib
 from pykvstream.core.arena import Arena, Lease
 from pykvstream.core.device import Device
-from pykvstream.core.handle import Handle
+from pykvstream.core.handle import Handle, new_cell
 from pykvstream.core.kv import KvLayer
 from pykvstream.core.pager import Pager
 from pykvstream.core.status import check, make_struct
+from pykvstream.errors import Closed
 
 NONE: int = lib.KVS_NONE
 
@@ -199,13 +200,13 @@ class Binding(Handle):
     __slots__ = ("_device", "_pager", "_tape")
 
     def __init__(self, device: Device, tape: Tape, arena: Arena, workspace: Lease, pager: Pager | None) -> None:
-        out = ffi.new("kvs_binding **")
+        cell = new_cell("kvs_binding **", lib.kvs_binding_release)
         pager_ptr = ffi.NULL if pager is None else pager.ptr
-        check(lib.kvs_tape_bind(tape.ptr, arena.ptr, workspace.ptr, pager_ptr, out), device.ptr)
+        check(lib.kvs_tape_bind(tape.ptr, arena.ptr, workspace.ptr, pager_ptr, cell), device.ptr)
         self._device = device
         self._tape = tape
         self._pager = pager
-        super().__init__(out[0], lib.kvs_binding_release)
+        super().__init__(cell)
 
     def run(
         self,
@@ -219,6 +220,8 @@ class Binding(Handle):
         ``tokens`` ``[n]``; ``out_rows`` ``[m]`` rising row numbers; ``outputs``: one C-contiguous float32 array per output tensor,
         ``[m, cols]``. Raises ``Cancelled``, ``Stale``, ``DeviceError``; the pass must then be ended with 0 rows.
         """
+        if self._pager is not None and self._pager.closed:
+            raise Closed("the pager of this Binding is closed")
         pointers = ffi.new("float *[]", [ffi.from_buffer("float[]", array) for array in outputs])
         desc = make_struct(
             "kvs_pass_desc",

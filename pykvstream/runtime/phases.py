@@ -6,6 +6,7 @@ Holds: ``PhaseResources``, the one consumer of the pool and workspace regions.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -37,6 +38,7 @@ class PhaseResources:
         self._workspace: Lease | None = None
         self._binding: Binding | None = None
         self._active: int | None = None
+        self._previous: int | None = None
 
     @property
     def binding(self) -> Binding:
@@ -56,7 +58,15 @@ class PhaseResources:
         self._phases[self._active] = PhaseTape(self._phases[self._active].tape, placement)
 
     def run(self, step: PhaseStep, phase: int) -> None:
-        """Take one step towards ``phase``."""
+        """Take one step towards ``phase``, whole or not at all."""
+        try:
+            self._run(step, phase)
+        except BaseException as error:
+            traceback.clear_frames(error.__traceback__)  # a lease that a frame of the failure holds would stay live
+            self.undo(step, phase)
+            raise
+
+    def _run(self, step: PhaseStep, phase: int) -> None:
         if step is PhaseStep.STOP and self._pager.info.is_in_pass:
             raise Busy("a pass is open")
         if step is PhaseStep.DRAIN:
@@ -64,46 +74,73 @@ class PhaseResources:
         elif step is PhaseStep.INVALIDATE:
             self._unbind()
         elif step is PhaseStep.RELEASE:
-            self._release()
+            self.release()
         elif step is PhaseStep.BIND:
             self._take(phase)
             self._bind(phase)
         elif step is PhaseStep.ACTIVATE:
-            self._active = phase
+            self._previous, self._active = self._active, phase
 
     def undo(self, step: PhaseStep, phase: int) -> None:
         """Take one step back to the phase that was active."""
-        if step is PhaseStep.BIND:
-            self._unbind()
-            self._release()
+        try:
+            self._undo(step, phase)
+        except BaseException as error:
+            traceback.clear_frames(error.__traceback__)
+            raise
+
+    def _undo(self, step: PhaseStep, phase: int) -> None:
+        if step is PhaseStep.ACTIVATE and self._active == phase:
+            self._active = self._previous
+        elif step is PhaseStep.BIND:
+            self.release()
         elif self._active is not None and step is PhaseStep.RELEASE:
             self._take(self._active)
         elif self._active is not None and step is PhaseStep.INVALIDATE:
             self._bind(self._active)
 
-    def close(self) -> None:
-        """Give everything up; no phase is active afterwards."""
+    def complete(self, phase: int) -> None:
+        """Take what an interrupt has kept the active phase from holding."""
+        self._active = phase
+        self._take(phase)
+        self._bind(phase)
+
+    def release(self) -> None:
+        """Give up binding and leases. Raises ``DeviceError`` while the last rows cannot be written to history."""
         self._unbind()
-        self._release()
-        self._active = None
+        self._pager.detach()
+        self._leave_workspace()
+
+    def close(self) -> None:
+        """Give everything up but the pager's pool, which goes with the pager."""
+        self._unbind()
+        self._leave_workspace()
+
+    # Taking what is held already changes nothing, so that an undo may meet a step that was half done.
 
     def _take(self, phase: int) -> None:
-        with self._arena.acquire(POOL_REGION) as pool:
-            self._pager.attach(pool, self._phases[phase].placement)
-        self._workspace = self._arena.acquire(WORKSPACE_REGION)
-
-    def _release(self) -> None:
-        self._pager.detach()
-        if self._workspace is not None:
-            self._workspace.close()
-            self._workspace = None
+        if not self._pager.info.is_attached:
+            with self._arena.acquire(POOL_REGION) as pool:
+                self._pager.attach(pool, self._phases[phase].placement)
+        if self._workspace is None:
+            self._workspace = self._arena.acquire(WORKSPACE_REGION)
 
     def _bind(self, phase: int) -> None:
         if self._workspace is None:
             raise Busy("no workspace is held")
-        self._binding = Binding(self._device, self._phases[phase].tape, self._arena, self._workspace, self._pager)
+        if self._binding is None:
+            self._binding = Binding(
+                self._device, self._phases[phase].tape, self._arena, self._workspace, self._pager
+            )
+
+    # Forgotten first, closed then: an interrupt between the two leaves it to the collector.
+
+    def _leave_workspace(self) -> None:
+        workspace, self._workspace = self._workspace, None
+        if workspace is not None:
+            workspace.close()
 
     def _unbind(self) -> None:
-        if self._binding is not None:
-            self._binding.close()
-            self._binding = None
+        binding, self._binding = self._binding, None
+        if binding is not None:
+            binding.close()

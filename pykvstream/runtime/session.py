@@ -103,6 +103,12 @@ class TokenSession:
         """Append a chosen token; the next pass runs it."""
         self._tokens.append(token)
 
+    def rewind(self) -> None:
+        """Make the last token pending again, so that the next pass yields its logits anew."""
+        self._reconcile()
+        if self._tokens and self.n_cached == len(self._tokens):
+            self._target.truncate(self._seq, len(self._tokens) - 1)
+
     def cancel(self) -> None:
         """Stop the running pass, or the next one. Any thread."""
         self._cancel.set()
@@ -136,7 +142,9 @@ class TokenSession:
             raise ContextFull(
                 f"{ids.size} tokens after {n_cached} do not fit the context of {self._ctx_tokens}"
             )
-        n_out = {"last": 1, "none": 0, "all": ids.size - len(pending)}[logits]
+        if logits not in ("last", "all", "none"):
+            raise InvalidArgument(f"logits must be 'last', 'all' or 'none', got {logits!r}")
+        n_out = {"last": 1, "none": 0, "all": int(ids.size) - len(pending)}[logits]
         rows = _out_rows(out, n_out, self._target.n_vocab_rows)
         first_out = int(ids.size) - n_out
         before = len(self._tokens)
@@ -177,8 +185,10 @@ class TokenSession:
                 on_progress(done, int(ids.size))
 
     def _reconcile(self) -> None:
-        """An interrupt may have struck between two statements: the cache decides what was run."""
+        """An interrupt or a failed write may have kept an earlier call from cleaning up: tokens decide what was said."""
         self._target.recover()
+        if self.n_cached > len(self._tokens):
+            self._target.truncate(self._seq, len(self._tokens))
 
     def truncate(self, n_tokens: int) -> None:
         """Keep the first ``n_tokens`` tokens of the conversation."""
@@ -220,13 +230,14 @@ class TokenSession:
     def close(self) -> None:
         """Give the history back. A second call does nothing."""
         if not self._seq.closed:
-            self._target.recover()
             self._target.release(self._seq)
 
 
 def _out_rows(out: NDArray[np.float32] | None, n_rows: int, n_cols: int) -> NDArray[np.float32]:
     if out is None:
         return np.empty((n_rows, n_cols), dtype=np.float32)
+    if not isinstance(out, np.ndarray):
+        raise InvalidArgument(f"out must be a numpy array, got {type(out).__name__}")
     if out.dtype != np.float32 or out.shape != (n_rows, n_cols) or not out.flags.c_contiguous or not out.flags.writeable:
         raise InvalidArgument(
             f"out must be writable C-contiguous float32 of shape {(n_rows, n_cols)}, got {out.dtype} {out.shape}"

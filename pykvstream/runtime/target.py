@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import Enum
 
@@ -19,7 +20,7 @@ from pykvstream.core.arena import Arena
 from pykvstream.core.device import Device
 from pykvstream.core.kv import Cache, KvFlag, KvLayer, Seq, record_layout
 from pykvstream.core.pager import Pager, PagerInfo
-from pykvstream.core.phase import PhaseCoordinator, PhaseRegion
+from pykvstream.core.phase import CoordinatorState, PhaseCoordinator, PhaseRegion
 from pykvstream.core.tape import CancelFlag, Tape
 from pykvstream.errors import InvalidArgument
 from pykvstream.gguf import GgmlType, GgufFile
@@ -134,24 +135,26 @@ class Target:
         self.blueprint = blueprint
         self.plan = blueprint.plan(arena_bytes)
         self._device = device
-        self._cache = Cache(device, blueprint.layers)
-        self._pager = Pager(device, self._cache)
-        self._arena = Arena(device, arena_bytes)
-        self._resources = PhaseResources(
-            device,
-            self._arena,
-            self._pager,
-            [PhaseTape(blueprint.tape(phase), self.plan.phases[phase.value].placement) for phase in Phase],
-        )
-        self._coordinator = PhaseCoordinator(self._arena)
-        for phase in Phase:
-            self._coordinator.add_phase(
-                [
-                    PhaseRegion(region.id, region.size_bytes, region.alignment_bytes)
-                    for region in self.plan.phases[phase.value].regions
-                ]
+        with ExitStack() as stack:
+            self._arena = stack.enter_context(Arena(device, arena_bytes))
+            self._cache = stack.enter_context(Cache(device, blueprint.layers))
+            self._pager = stack.enter_context(Pager(device, self._cache))
+            self._coordinator = stack.enter_context(PhaseCoordinator(self._arena))
+            self._resources = PhaseResources(
+                device,
+                self._arena,
+                self._pager,
+                [PhaseTape(blueprint.tape(phase), self.plan.phases[phase.value].placement) for phase in Phase],
             )
-        self._coordinator.add_consumer(self._resources)
+            for phase in Phase:
+                self._coordinator.add_phase(
+                    [
+                        PhaseRegion(region.id, region.size_bytes, region.alignment_bytes)
+                        for region in self.plan.phases[phase.value].regions
+                    ]
+                )
+            self._coordinator.add_consumer(self._resources)
+            self._handles = stack.pop_all()
         decode = self.plan.phases[Phase.DECODE.value]
         self._placer: Placer | None = Placer(decode, self.plan.shape.run_pages, self._resources.place)
         self._phase: Phase | None = None
@@ -178,8 +181,12 @@ class Target:
         return self._cache.sequence(ctx_tokens)
 
     def enter(self, phase: Phase) -> None:
-        """Give the arena the layout of a phase; costs nothing when it has it."""
+        """Give the arena the layout of a phase; costs nothing when it has it. After poison everything is taken anew."""
+        if self._coordinator.info.state is CoordinatorState.POISONED:
+            self._resources.release()
+            self._coordinator.rebuild(phase.value)
         self._coordinator.transition(phase.value)
+        self._resources.complete(phase.value)
         self._phase = phase
 
     def place(self, phase: Phase, placement: Placement) -> None:
@@ -235,9 +242,13 @@ class Target:
         return seq.fork()
 
     def release(self, seq: Seq) -> None:
-        """Close a sequence of this target."""
-        self._pager.drop(seq)
-        seq.close()
+        """Close a sequence of this target, which may be closed already."""
+        try:
+            if not self._pager.closed:
+                self.recover()
+                self._pager.drop(seq)
+        finally:
+            seq.close()
 
     def check_integrity(self) -> None:
         """Recompute every invariant of arena, coordinator, cache and pager."""
@@ -247,16 +258,16 @@ class Target:
     def close(self) -> None:
         """Give everything back. Sequences that still exist keep their history."""
         self._resources.close()
-        for part in (self._coordinator, self._pager, self._cache, self._arena):
-            part.close()
+        self._handles.close()
         self.blueprint.close()
 
 
 def as_tokens(tokens: Sequence[int] | NDArray[np.uint32], n_vocab: int) -> NDArray[np.uint32]:
     """Token ids as the core wants them. Raises ``InvalidArgument`` naming the first id outside the vocabulary."""
-    ids = np.asarray(tokens, dtype=np.int64)
-    if ids.ndim != 1:
-        raise InvalidArgument(f"token ids must be one-dimensional, got shape {ids.shape}")
+    given = np.asarray(tokens)
+    if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
+        raise InvalidArgument(f"token ids must be integers in one dimension, got {given.dtype} {given.shape}")
+    ids = given.astype(np.int64)
     bad = np.flatnonzero((ids < 0) | (ids >= n_vocab))
     if bad.size:
         raise InvalidArgument(f"token {ids[bad[0]]} at index {bad[0]} is outside the vocabulary of {n_vocab}")
