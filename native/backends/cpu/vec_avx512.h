@@ -134,8 +134,11 @@ static inline vi v_gather(const uint8_t *p, uint32_t stride)
     if (stride == 4) {
         return _mm512_loadu_si512(p);
     }
-    __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    return _mm512_i32gather_epi32(_mm512_mullo_epi32(lane, _mm512_set1_epi32((int)stride)), p, 1);
+    const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    const __m256i offset = _mm256_mullo_epi32(lane, _mm256_set1_epi32((int)stride));
+    const __m256i low = _mm256_i32gather_epi32((const int *)(const void *)p, offset, 1);
+    const __m256i high = _mm256_i32gather_epi32((const int *)(const void *)(p + 8 * (size_t)stride), offset, 1);
+    return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
 }
 
 static inline vi v_quarters(const uint8_t *p, uint64_t stride)
