@@ -36,7 +36,7 @@ class Handle:
 
     def __del__(self) -> None:
         if getattr(self, "_guard", None) is not None:
-            warnings.warn(f"{type(self).__name__} was never closed", ResourceWarning, stacklevel=2, source=self)
+            warnings.warn(f"{type(self).__name__} was never closed", ResourceWarning, stacklevel=2)
 
     @property
     def ptr(self) -> Any:
