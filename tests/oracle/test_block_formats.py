@@ -38,7 +38,7 @@ def device(request: pytest.FixtureRequest) -> Iterator[Device]:
 
 def ordinary(rng: np.random.Generator, shape: tuple[int, int]) -> Floats:
     scale = np.exp(rng.normal(0, 4, (shape[0], 1)))
-    return (rng.standard_normal(shape) * scale).astype(np.float32)
+    return np.asarray(rng.standard_normal(shape) * scale, np.float32)
 
 
 def tied(rng: np.random.Generator, shape: tuple[int, int]) -> Floats:

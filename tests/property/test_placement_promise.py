@@ -12,6 +12,7 @@ import random
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +28,7 @@ from hypothesis.stateful import (
 )
 
 from pykvstream.core.device import SKIP_COPY, DeviceFlag, HookPoint
-from pykvstream.errors import KvStreamError
+from pykvstream.errors import ContextFull, KvStreamError
 from pykvstream.gguf import GgmlType
 from pykvstream.runtime.layout import Placement
 from pykvstream.runtime.session import LogitsWanted, TokenSession
@@ -268,18 +269,18 @@ def run_machine(folder: Path, n_examples: int, n_steps: int) -> None:
 
 
 def test_a_streaming_target_lives_like_its_resident_twin(models: Path) -> None:
-    run_machine(models, n_examples=20, n_steps=12)
+    run_machine(models, n_examples=60, n_steps=20)
 
 
 @pytest.mark.slow
 def test_a_streaming_target_lives_like_its_resident_twin_in_many_lives(models: Path) -> None:
-    run_machine(models, n_examples=300, n_steps=25)
+    run_machine(models, n_examples=600, n_steps=40)
 
 
 PAIRS = [(kind, KV_TYPES[(i * 5 + 3) % len(KV_TYPES)]) for i, kind in enumerate(KV_TYPES)]
 
 
-def case_of(index: int, **changes: object) -> Case:
+def case_of(index: int, **changes: Any) -> Case:
     """The case with index ``index`` of a walk through architectures, head sizes, widths and types."""
     type_k, type_v = PAIRS[index % len(PAIRS)]
     case = Case(
@@ -356,6 +357,20 @@ def test_seeds_of_a_deferred_schedule_change_no_bit(models: Path) -> None:
             twins.decode(pair, logits, 3)
             twins.check()
             assert twins.small.streamed_bytes > 0
+
+
+def test_a_context_that_streams_can_be_filled_to_its_last_token(models: Path) -> None:
+    with closing(Twins(case_of(3, residency=0.0), models)) as twins, closing(twins.pair()) as pair:
+        twins.forward(pair, tokens_of(1, CTX - 70), Phase.PREFILL)
+        logits = twins.forward(pair, tokens_of(2, 67), Phase.DECODE)
+        twins.decode(pair, logits, 3)
+        assert pair.room == 0
+        with pytest.raises(ContextFull):
+            pair.small.forward(tokens_of(3, 1), phase=Phase.DECODE)
+        twins.check()
+        for session in (pair.small, pair.full):
+            session.truncate(CTX - 1)
+        twins.forward(pair, tokens_of(4, 1), Phase.DECODE)
 
 
 def test_a_history_in_the_ring_is_what_the_model_reads(models: Path) -> None:
