@@ -101,6 +101,7 @@ typedef struct attend_run {
     attend_shape shape;
     uint64_t page_begin;
     uint64_t page_end;
+    uint32_t n_threads;
 } attend_run;
 
 static float *group_part(const attend_run *run, uint64_t query)
@@ -185,10 +186,15 @@ static kvs_attend_leaf leaf_of(const attend_run *run, uint32_t kv_head, uint32_t
                              .parts = strip + run->shape.scratch_strip};
 }
 
+static const uint8_t *head_of(const attend_run *run, uint64_t page, uint32_t kv_head)
+{
+    return (const uint8_t *)(uintptr_t)run->job->page_table[page] + kv_head * run->job->record->head_bytes;
+}
+
 static void compute_leaf(const attend_run *run, kvs_attend_leaf *leaf, uint32_t kv_head, uint32_t row_begin,
                          uint64_t page)
 {
-    leaf->head = (const uint8_t *)(uintptr_t)run->job->page_table[page] + kv_head * run->job->record->head_bytes;
+    leaf->head = head_of(run, page, kv_head);
     leaf->first_visible =
         (int64_t)(run->job->first_position + row_begin + 1) - (int64_t)(page * KVS_PAGE_TOKENS);
     run->ops->leaf(leaf);
@@ -203,6 +209,11 @@ static void page_task(void *argument, uint32_t index, uint32_t worker)
     kvs_attend_leaf leaf = leaf_of(run, kv_head, 0, run->job->n_rows, scratch_of(run, worker));
     leaf.parts =
         leaf_region(run) + (chunk_page * run->shape.n_queries + query_number(run, kv_head, 0)) * run->shape.part;
+    /* Tasks are claimed in order, so the others take those in between. */
+    const uint32_t next = index + run->n_threads;
+    if (run->page_begin + next / n_kv_heads < run->page_end) {
+        leaf.next = head_of(run, run->page_begin + next / n_kv_heads, next % n_kv_heads);
+    }
     compute_leaf(run, &leaf, kv_head, 0, run->page_begin + chunk_page);
 }
 
@@ -234,6 +245,7 @@ static void tile_task(void *argument, uint32_t index, uint32_t worker)
     const uint64_t first_query = query_number(run, kv_head, row_begin);
     kvs_attend_leaf leaf = leaf_of(run, kv_head, row_begin, n_rows, scratch_of(run, worker));
     for (uint64_t page = run->page_begin; page < run->page_end && page <= last_page; page++) {
+        leaf.next = page + 1 < run->page_end && page < last_page ? head_of(run, page + 1, kv_head) : NULL;
         compute_leaf(run, &leaf, kv_head, row_begin, page);
         for (uint32_t i = 0; i < leaf.n_queries; i++) {
             fold_leaf(run, first_query + i, page, leaf.parts + i * run->shape.part);
@@ -254,6 +266,7 @@ void kvs_attend_wave(kvs_threads *threads, uint32_t isa, const kvs_attend_job *j
                      uint64_t page_end)
 {
     attend_run run = run_of(isa, job);
+    run.n_threads = kvs_threads_count(threads);
     const uint32_t n_kv_heads = job->layer->n_kv_heads;
     const uint64_t n_pages = (job->first_position + job->n_rows - 1) / KVS_PAGE_TOKENS + 1;
     page_end = page_end < n_pages ? page_end : n_pages;

@@ -13,6 +13,7 @@
 
 #define STRIP KVS_ATTEND_STRIP
 #define MAX_TILE 6u
+#define PREFETCH_TOKENS 16u
 #define MAX_VECTORS 4u
 
 /* C (+)= A * B for one register tile. */
@@ -305,6 +306,7 @@ static void score_tokens(const kvs_attend_leaf *leaf)
     for (uint32_t begin = 0; begin < n_tokens; begin += STRIP) {
         uint32_t n_columns = n_tokens - begin < STRIP ? n_tokens - begin : STRIP;
         n_columns = (n_columns + V_WIDTH - 1) / V_WIDTH * V_WIDTH;
+        kvs_attend_prefetch(leaf, true, begin / STRIP, KVS_PAGE_TOKENS / STRIP);
         for (uint32_t column = 0; column < n_columns; column += V_WIDTH) {
             decode_k(leaf->layer->type_k, &k, begin + column, n_values, leaf->strip + column);
         }
@@ -390,6 +392,7 @@ static void gather_values(const kvs_attend_leaf *leaf)
     const kvs_decode_fn decode = decode_select(leaf->layer->type_v);
     for (uint32_t begin = 0; begin < n_tokens; begin += STRIP) {
         const uint32_t n_rows = n_tokens - begin < STRIP ? n_tokens - begin : STRIP;
+        kvs_attend_prefetch(leaf, false, begin / STRIP, KVS_PAGE_TOKENS / STRIP);
         decode(v.codes + (size_t)begin * v.codes_bytes, v.high + (size_t)begin * v.high_bytes,
                v.scales + (size_t)begin * v.scales_bytes, n_rows * n_values, leaf->strip);
         for (uint32_t i = 0, rows; i < leaf->n_queries; i += rows) {
@@ -407,6 +410,7 @@ ALWAYS_INLINE void score_few(int32_t type, uint32_t n_queries, const kvs_attend_
     const kvs_attend_planes k = kvs_attend_planes_of(leaf, KVS_PLANE_K_CODES);
     for (uint32_t token = 0; token < n_tokens; token += V_GROUPS * V_WIDTH) {
         k_sink sink = {.q = leaf->q, .q_stride = n_values};
+        kvs_attend_prefetch(leaf, true, token / (V_GROUPS * V_WIDTH), KVS_PAGE_TOKENS / (V_GROUPS * V_WIDTH));
 #pragma GCC unroll 12
         for (uint32_t i = 0; i < V_GROUPS * n_queries; i++) {
             sink.scores[i / n_queries][i % n_queries] = v_zero();
@@ -465,6 +469,10 @@ ALWAYS_INLINE void gather_few(int32_t type, uint32_t n_queries, const kvs_attend
         for (uint32_t token = 0; token < n_tokens; token++) {
             const float *scales = leaf->strip + (size_t)(token * n_blocks + block) * n_scales;
             vf values[32 / V_WIDTH];
+            if (token % PREFETCH_TOKENS == 0) {
+                kvs_attend_prefetch(leaf, false, (block * KVS_PAGE_TOKENS + token) / PREFETCH_TOKENS,
+                                    n_blocks * KVS_PAGE_TOKENS / PREFETCH_TOKENS);
+            }
             decode_32(type, codes, high, scales, values);
             if (token < n_common) {
                 gather_token(n_queries, leaf, token, true, values, sums);

@@ -8,6 +8,8 @@
 
 #include "kvstream/kv.h"
 
+#include <stdbool.h>
+
 #define KVS_ATTEND_PART_HEAD 16u
 /* Tokens that are decoded at a time. */
 #define KVS_ATTEND_STRIP 64u
@@ -17,6 +19,7 @@ typedef struct kvs_attend_leaf {
     const kvs_kv_layer *layer;
     const kvs_record_info *record;
     const uint8_t *head;   /* the head's first byte in the record */
+    const uint8_t *next;   /* the head that this thread is likely to read next, or NULL: K of it is prefetched */
     const float *q;        /* [n_queries][head_dim_k] */
     uint32_t n_queries;
     uint32_t group;        /* query heads per KV head */
@@ -50,6 +53,21 @@ static inline uint32_t kvs_attend_visible(const kvs_attend_leaf *leaf, uint32_t 
 static inline uint32_t kvs_attend_part_floats(const kvs_kv_layer *layer)
 {
     return KVS_ATTEND_PART_HEAD + layer->head_dim_v;
+}
+
+/* Slice `slice` of n_slices of K of the next leaf, or of V of this one, on its way into the cache: pages come from
+ * memory once a pass, and a page is read twice as fast as it is computed. */
+static inline void kvs_attend_prefetch(const kvs_attend_leaf *leaf, bool is_v, uint32_t slice, uint32_t n_slices)
+{
+    const uint64_t k_bytes = leaf->record->plane_offset_bytes[KVS_PLANE_V_CODES];
+    const uint64_t n_bytes = is_v ? leaf->record->head_bytes - k_bytes : k_bytes;
+    const uint8_t *begin = is_v ? leaf->head + k_bytes : leaf->next;
+    if (begin == NULL) {
+        return;
+    }
+    for (uint64_t at = n_bytes * slice / n_slices; at < n_bytes * (slice + 1) / n_slices; at += 64) {
+        __builtin_prefetch(begin + at, 0, 2);
+    }
 }
 
 /* Planes of one side of the leaf's head. */
