@@ -46,13 +46,13 @@ run: build ## ask the demo model about a text that does not fit its arena, and c
 	@$(PY) tools/demo.py
 
 $(NATIVE)/build.ninja: | $(VENV)/.tools
-	@meson setup $(NATIVE) --buildtype=release -Dnative_tests=true -Dpython=false > $(VENV)/native-setup.log \
+	@meson setup $(NATIVE) --buildtype=release -Dnative_tests=true -Dpython=false > $(VENV)/native-setup.log 2>&1 \
 	    || { cat $(VENV)/native-setup.log; exit 1; }
 
-test: test-native test-python ## all tests (a few minutes)
+test: test-native test-python ## all tests but the slow ones
 
 test-native: $(NATIVE)/build.ninja ## the C tests
-	@meson compile -C $(NATIVE) > $(VENV)/native-build.log || { cat $(VENV)/native-build.log; exit 1; }
+	@meson compile -C $(NATIVE) > $(VENV)/native-build.log 2>&1 || { cat $(VENV)/native-build.log; exit 1; }
 	@meson test -C $(NATIVE) --no-rebuild --print-errorlogs --num-processes $(JOBS)
 
 test-python: build ## the Python tests
@@ -90,7 +90,7 @@ sabotage: build ## make small faulty edits that some test must catch
 	@$(PY) tools/sabotage.py
 
 bench: $(NATIVE)/build.ninja ## native benchmarks
-	@meson compile -C $(NATIVE) > $(VENV)/native-build.log || { cat $(VENV)/native-build.log; exit 1; }
+	@meson compile -C $(NATIVE) > $(VENV)/native-build.log 2>&1 || { cat $(VENV)/native-build.log; exit 1; }
 	@meson test -C $(NATIVE) --no-rebuild --benchmark --verbose
 
 wheel: venv ## a wheel in dist/

@@ -6,8 +6,15 @@ import importlib.util
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from tests.embedding import install_embedding
+
+# The gate draws the same examples every time; `--hypothesis-profile=deep` draws new ones, and more of them where a
+# test does not set their number itself. No deadline: a busy machine is no failure.
+settings.register_profile("gate", deadline=None, derandomize=True)
+settings.register_profile("deep", deadline=None, max_examples=1000, print_blob=True)
+settings.load_profile("gate")
 
 
 @pytest.fixture(scope="session")
