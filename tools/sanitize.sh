@@ -57,17 +57,14 @@ property)
     cp -r pykvstream tests pyproject.toml "$tree"
     rm -f "$tree"/pykvstream/_ffi/_native*.so
     cp build/asan-extension/pykvstream/_native*.so "$tree/pykvstream/_ffi/"
-    # The editable install would win over the tree: its finder is taken out again at start-up, in workers too.
-    cat > "$tree/sitecustomize.py" <<'PY'
-import sys
-
-sys.meta_path[:] = [finder for finder in sys.meta_path if type(finder).__module__ != "_pykvstream_editable_loader"]
-PY
+    # The editable install would win over the tree.
+    editable=$root/build/$(python -c 'import sys; print("cp%d%d" % sys.version_info[:2])')
     cd "$tree"
     LD_PRELOAD="$(gcc -print-file-name=libasan.so) $(gcc -print-file-name=libubsan.so)" \
         ASAN_OPTIONS=detect_leaks=0:halt_on_error=1:allocator_may_return_null=1 \
         UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
-        PYTHONPATH=$PWD python -m pytest -p no:cacheprovider "${@:-tests/property}"
+        MESONPY_EDITABLE_SKIP=$editable PYTHONPATH=$PWD \
+        python -m pytest -p no:cacheprovider "${@:-tests/property}"
     ;;
 *)
     echo "unknown mode: $mode" >&2
