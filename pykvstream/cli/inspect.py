@@ -10,7 +10,6 @@ import json
 import math
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from rich.console import Console
@@ -20,8 +19,8 @@ from pykvstream.cli.options import InspectOptions
 from pykvstream.cli.render import console, mib, printable
 from pykvstream.errors import NotFound
 from pykvstream.gguf import GgufFile, LazyStrings, TensorInfo
+from pykvstream.locate import find_model
 
-_DEMO = "demo"
 _LONGEST_TEXT = 72
 _ARRAY_ITEMS = 4
 _TOKENIZER = "tokenizer.ggml."
@@ -45,7 +44,7 @@ class TypeTotal:
 
 def run(options: InspectOptions) -> int:
     """Print what was asked for. Raises ``NotFound``, ``FormatError``."""
-    with GgufFile.open(_locate(options.model)) as file:
+    with GgufFile.open(find_model(options.model)) as file:
         if options.template:
             _print_template(file)
         elif options.json:
@@ -53,15 +52,6 @@ def run(options: InspectOptions) -> int:
         else:
             _print_tables(file, options.tensors)
     return 0
-
-
-def _locate(model: str) -> Path:
-    """The file. Only the demo model takes the engine, and with it the native core, to be found."""
-    if model != _DEMO:
-        return Path(model)
-    from pykvstream.engine import find_model
-
-    return find_model(model)
 
 
 def type_totals(file: GgufFile) -> list[TypeTotal]:

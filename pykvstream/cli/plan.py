@@ -14,20 +14,21 @@ from dataclasses import dataclass
 from rich.text import Text
 
 from pykvstream.cli.options import ModelOptions, PlanOptions
-from pykvstream.cli.render import MIB, console, loading, printable
+from pykvstream.cli.render import MIB, console, printable
 from pykvstream.core.device import Device
-from pykvstream.engine import cache_type, find_model
+from pykvstream.engine import cache_type
 from pykvstream.errors import InvalidArgument, Unsupported
 from pykvstream.gguf import GgufFile
+from pykvstream.locate import find_model
 from pykvstream.models import ModelConfig
 from pykvstream.report import default_contexts, plan_report
 from pykvstream.runtime.admission import HostMemory, check_context, host_memory_available
 from pykvstream.runtime.layout import (
-    ALIGNMENT_BYTES,
     PAGE_TOKENS,
     POOL_REGION,
     ArenaPlan,
     PhasePlan,
+    arena_bytes_of,
     recommended_arena_bytes,
     resident_contexts,
     with_mib,
@@ -40,7 +41,7 @@ _NARROWEST = 40
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """Bytes beside the arena: weights on the device, and what the host must have for arena and full history."""
+    """Bytes beside the arena: weights on the device, and what the host must have for weights, arena and full history."""
 
     weight_bytes: int
     host_bytes: int
@@ -71,15 +72,14 @@ def make_plan(options: ModelOptions) -> tuple[ArenaPlan, Needs]:
         check_context(ctx_tokens, config.n_ctx_train)
         types = cache_type(options.cache_type_k), cache_type(options.cache_type_v)
         target = TargetOptions(*types, options.ubatch_size, ctx_tokens, options.kv_rotation)
-        with loading(options.model, None) as progress:
-            blueprint = Blueprint(file, config, device, target, progress)
+        blueprint = Blueprint(file, config, device, target, declared=True)
         try:
             if options.arena_mib is None:
                 arena_bytes = recommended_arena_bytes(blueprint.shape, ctx_tokens, blueprint.needs)
             else:
-                arena_bytes = int(options.arena_mib * MIB) // ALIGNMENT_BYTES * ALIGNMENT_BYTES
+                arena_bytes = arena_bytes_of(options.arena_mib)
             plan = blueprint.plan(arena_bytes)
-            host_bytes = plan.shape.history_bytes(ctx_tokens) + arena_bytes
+            host_bytes = plan.shape.history_bytes(ctx_tokens) + arena_bytes + blueprint.weights.device_bytes
             return plan, Needs(blueprint.weights.device_bytes, host_bytes)
         finally:
             blueprint.close()

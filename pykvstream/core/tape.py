@@ -61,13 +61,16 @@ class Weight(Handle):
     """A weight of ``n`` rows of ``k`` values of a GGUF type on the device.
 
     ``rows``: uint8 array of the file's bytes. With ``WeightLayout.ROWS`` they are borrowed and kept alive by this object.
+    ``None`` declares the weight: a tape with it can be measured, not run.
     """
 
     __slots__ = ("_rows", "k", "n")
 
-    def __init__(self, device: Device, type_id: int, k: int, n: int, rows: NDArray[np.uint8], layout: WeightLayout) -> None:
+    def __init__(
+        self, device: Device, type_id: int, k: int, n: int, rows: NDArray[np.uint8] | None, layout: WeightLayout
+    ) -> None:
         out = ffi.new("kvs_weight **")
-        view = ffi.from_buffer(rows)
+        view = ffi.NULL if rows is None else ffi.from_buffer(rows)
         check(lib.kvs_weight_create(device.ptr, type_id, k, n, view, int(layout), out), device.ptr)
         self._rows = view if layout is WeightLayout.ROWS else None
         self.k = k
@@ -76,7 +79,7 @@ class Weight(Handle):
 
     @property
     def device_bytes(self) -> int:
-        """Device memory it takes; 0 for borrowed rows."""
+        """Device memory it takes or, declared only, would take; 0 for borrowed rows."""
         out = ffi.new("uint64_t *")
         check(lib.kvs_weight_get_bytes(self.ptr, out))
         count: int = out[0]

@@ -18,9 +18,12 @@ Progress = Callable[[str, int], None]
 
 
 class FileWeights:
-    """The tensors of a file as device weights."""
+    """The tensors of a file as device weights. ``declared``: shapes only, nothing is read or brought anywhere."""
 
-    def __init__(self, file: GgufFile, device: Device, progress: Progress | None = None) -> None:
+    def __init__(
+        self, file: GgufFile, device: Device, progress: Progress | None = None, *, declared: bool = False
+    ) -> None:
+        self._declared = declared
         self._file = file
         self._device = device
         self._progress = progress
@@ -46,7 +49,8 @@ class FileWeights:
         if key not in self._made:
             info = self._file.tensor(name)
             n, k = self.shape(name)
-            self._made[key] = Weight(self._device, info.type.id, k, n, self._file.tensor_data(name), layout)
+            rows = None if self._declared else self._file.tensor_data(name)
+            self._made[key] = Weight(self._device, info.type.id, k, n, rows, layout)
             if self._progress is not None:
                 self._progress(name, info.nbytes)
         return self._made[key]

@@ -44,6 +44,13 @@ def round_up(n_bytes: int) -> int:
     return -(-n_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
+def arena_bytes_of(mib: float) -> int:
+    """Return an arena size given in MiB as whole aligned bytes. Raises ``InvalidArgument`` out of range."""
+    if not 0 < mib < 2**40:
+        raise InvalidArgument(f"an arena of {mib} MiB")
+    return int(mib * 2**20) // ALIGNMENT_BYTES * ALIGNMENT_BYTES
+
+
 def pages_of(n_tokens: int) -> int:
     """Return the pages per layer that cover ``n_tokens`` positions."""
     return -(-n_tokens // PAGE_TOKENS)

@@ -85,10 +85,21 @@ def kv_layer(config: ModelConfig, options: TargetOptions) -> KvLayer:
 
 
 class Blueprint:
-    """What is known before an arena exists: the graph, its tapes, and what each phase needs."""
+    """What is known before an arena exists: the graph, its tapes, and what each phase needs.
 
-    def __init__(self, file: GgufFile, config: ModelConfig, device: Device, options: TargetOptions,
-                 progress: Progress | None = None) -> None:  # fmt: skip
+    ``declared``: without loading a weight; good for plans, not for a ``Target``.
+    """
+
+    def __init__(
+        self,
+        file: GgufFile,
+        config: ModelConfig,
+        device: Device,
+        options: TargetOptions,
+        progress: Progress | None = None,
+        *,
+        declared: bool = False,
+    ) -> None:
         if options.ubatch_size < 1:
             raise InvalidArgument(f"ubatch size {options.ubatch_size} must be at least 1")
         check_tensors(file, config)
@@ -98,7 +109,7 @@ class Blueprint:
         record = record_layout(layer)
         self.layers = (layer,) * config.n_layers
         self.shape = CacheShape(config.n_layers, record.record_bytes, record.record_bytes * config.n_layers)
-        self.weights = FileWeights(file, device, progress)
+        self.weights = FileWeights(file, device, progress, declared=declared)
         self._tapes: list[Tape] = []
         try:
             graph = build_graph(config, self.weights, self.layers, (record.rotation_k, record.rotation_v))

@@ -9,7 +9,7 @@ import pytest
 from tests.meta.tree import PACKAGE, ROOT, Import, cases, component, imports_of, relative, sources
 
 PYTHON_LAYERS = ("_ffi", "core", "kernels", "graph", "models", "runtime", "engine", "report", "cli")
-BESIDE = ("gguf", "text", "sampling")
+BESIDE = ("gguf", "text", "sampling", "locate")
 LOWEST_ABOVE_BESIDE = PYTHON_LAYERS.index("graph")
 THIRD_PARTY = {
     "numpy": {"core", "gguf", "graph", "models", "runtime", "sampling", "text", "engine", "cli"},

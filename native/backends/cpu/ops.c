@@ -209,7 +209,7 @@ kvs_status kvs_cpu_op_scratch_bytes(const kvs_cpu_compute *cpu, const kvs_bound_
     }
     if (op->code == KVS_OP_MATMUL) {
         kvs_status status = kvs_matmul_workspace_bytes(op->weights[0]->k, max_rows == 0 ? 1 : max_rows, bytes);
-        return status == KVS_OK ? KVS_OK : kvs_fail(cpu->device, status, "a matmul of %u rows is too wide", max_rows);
+        return status == KVS_OK ? KVS_OK : kvs_fail(cpu->device, status, "a matmul of %u rows, at most %u", max_rows, KVS_MATMUL_ROWS);
     }
     if (op->code == KVS_OP_ATTEND) {
         *bytes = kvs_attend_state_bytes(op->kv, op->u[0], max_rows, cpu->n_threads);
