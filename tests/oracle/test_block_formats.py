@@ -49,14 +49,14 @@ def tied(rng: np.random.Generator, shape: tuple[int, int]) -> Floats:
     sign = np.where(rng.random((shape[0], 1)) < 0.5, -1.0, 1.0)
     values[:, ::32] = sign * levels * step
     values[:, 7::32] = -sign * levels * step
-    return values.astype(np.float32)
+    return np.asarray(values, np.float32)
 
 
 def few(rng: np.random.Generator, shape: tuple[int, int]) -> Floats:
     palette = np.array([0.0, 1.0, -1.0, 1e-8, -1e-30, 1e8, -1e8, 65504.0, -65520.0, 0.5, 1.5], np.float32)
     rows = rng.choice(palette[rng.integers(0, len(palette), 3)], shape)
     rows[0] = 0.0
-    return rows.astype(np.float32)
+    return np.asarray(rows, np.float32)
 
 
 def encoded(device: Device, layer: KvLayer, first_row: int, k: Floats, v: Floats) -> npt.NDArray[np.uint8]:
