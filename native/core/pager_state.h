@@ -2,7 +2,9 @@
  *
  *     pager.c          attach, divide, forecast, integrity
  *     pager_slots.c    which page lies in which resident slot
- *     pager_pass.c     open a pass, feed attention, close it
+ *     pager_pass.c     open a pass and close it
+ *     pager_load.c     bring pages to resident slots
+ *     pager_stream.c   send pages through the ring, wave by wave
  *     pager_publish.c  write committed rows to host history
  */
 #ifndef KVS_NATIVE_CORE_PAGER_STATE_H
@@ -111,7 +113,19 @@ void kvs_pager_forget_pages(kvs_pager *pager, uint32_t layer, uint64_t begin, ui
 
 /* pager_pass.c */
 uint64_t kvs_pager_prefix(const kvs_pager *pager, uint32_t layer, uint64_t tail_first, uint64_t active_pages);
+
+/* pager_load.c */
+/* Forget what the pass does not keep and bring what it keeps, in all layers. */
+kvs_status kvs_pager_settle_residents(kvs_pager *pager);
+/* Wait for loads up to a ticket. errors: EIO */
+kvs_status kvs_pager_wait_loads(kvs_pager *pager, uint64_t ticket);
+
+/* pager_stream.c */
 kvs_status kvs_pager_cancel_ring(kvs_pager *pager);
+/* Number and queue the pass's demands, and those of the next pass where they are known. */
+kvs_status kvs_pager_demand_pages(kvs_pager *pager);
+/* A pass that did not read all it had demanded leaves the ring in the middle of a layer: clean it. */
+void kvs_pager_leave_ring(kvs_pager *pager);
 /* Can a pass of n_rows over this sequence be placed? errors: EBUSY not attached; EINVAL; ENOSPACE */
 kvs_status kvs_pager_check_rows(const kvs_pager *pager, const kvs_seq *seq, uint32_t n_rows);
 
