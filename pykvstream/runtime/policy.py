@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 from pykvstream.errors import InvalidArgument, NoSpace
-from pykvstream.runtime.layout import PAGE_TOKENS, Pool, pages_of
+from pykvstream.runtime.layout import PAGE_TOKENS, Pool
 
 _LARGEST_COUNT = 2**32 - 1
 

@@ -326,7 +326,8 @@ def test_plan_pictures_the_arena_and_gives_flags_that_work(run: Run, model: str)
 
 def test_plan_regions_tile_the_arena(run: Run, model: str) -> None:
     plan = run("plan", model, *QUICK, "--json", "-c", "1000").json
-    assert plan["ctx_size"] == 1000 and plan["host"]["need_bytes"] == plan["arena_bytes"] + plan["history_bytes"]
+    assert plan["ctx_size"] == 1000
+    assert plan["host"]["need_bytes"] == plan["arena_bytes"] + plan["history_bytes"] + plan["weight_bytes"]
     for phase in plan["phases"]:
         pool, workspace = phase["regions"]
         assert pool["offset_bytes"] == 0 and workspace["offset_bytes"] == pool["size_bytes"]
