@@ -9,16 +9,29 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #define MAX_THREADS 256u
 /* Packing splits a weight over tasks of this many panels: large enough to amortise a claim, small enough to balance. */
 #define PACK_PANELS 8u
+#define HUGE_PAGE_BYTES ((uint64_t)2 << 20)
 
 struct cpu {
     kvs_cpu_compute compute;
     kvs_copy_engine *copies;
 };
+
+/* A pass walks over weights and pages once: with small pages it spends a good part of its time on address translation. */
+static void prefer_huge_pages(void *memory, size_t n_bytes)
+{
+#if defined(MADV_HUGEPAGE)
+    (void)madvise(memory, n_bytes, MADV_HUGEPAGE);
+#else
+    (void)memory;
+    (void)n_bytes;
+#endif
+}
 
 static kvs_status device_alloc(void *self, uint64_t bytes, uint64_t alignment, uint64_t *address)
 {
@@ -27,9 +40,14 @@ static kvs_status device_alloc(void *self, uint64_t bytes, uint64_t alignment, u
     if (!kvs_align_up(bytes, alignment, &rounded) || rounded > SIZE_MAX) {
         return KVS_EOVERFLOW;
     }
+    const bool is_large = rounded >= HUGE_PAGE_BYTES;
     void *memory = NULL;
-    if (posix_memalign(&memory, (size_t)alignment, (size_t)rounded) != 0) {
+    if (posix_memalign(&memory, (size_t)(is_large && alignment < HUGE_PAGE_BYTES ? HUGE_PAGE_BYTES : alignment),
+                       (size_t)rounded) != 0) {
         return KVS_ENOMEM;
+    }
+    if (is_large) {
+        prefer_huge_pages(memory, (size_t)rounded);
     }
     *address = (uint64_t)(uintptr_t)memory;
     return KVS_OK;

@@ -10,6 +10,9 @@
 #include <math.h>
 
 #define MAX_ROTARY_PAIRS 512u
+#define POSITIONS_PER_CALL 64u
+/* Rows that one task rotates or encodes: short passes stay on the calling thread. */
+#define ROWS_PER_TASK 16u
 
 struct call {
     const kvs_cpu_compute *cpu;
@@ -100,9 +103,15 @@ static kvs_status run_rope_table(const struct call *c)
         inv_freq[i] = pow(c->op->f64[0], -2.0 * i / c->op->u[0]) / divisor * (double)c->op->f[0];
     }
     float *table = out_data(c, 0);
-    for (uint32_t row = 0; row < c->step->n_rows; row++) {
-        uint64_t position = c->step->positions == NULL ? c->step->first_token + row : c->step->positions[row];
-        kvs_rope_table(&position, 1, inv_freq, n_pairs, 1.0f, table + (size_t)row * c->op->out[0].cols);
+    for (uint32_t begin = 0; begin < c->step->n_rows; begin += POSITIONS_PER_CALL) {
+        uint64_t positions[POSITIONS_PER_CALL];
+        uint32_t left = c->step->n_rows - begin;
+        uint32_t n_rows = left < POSITIONS_PER_CALL ? left : POSITIONS_PER_CALL;
+        for (uint32_t i = 0; i < n_rows; i++) {
+            uint32_t row = begin + i;
+            positions[i] = c->step->positions == NULL ? c->step->first_token + row : c->step->positions[row];
+        }
+        kvs_rope_table(positions, n_rows, inv_freq, n_pairs, 1.0f, table + (size_t)begin * c->op->out[0].cols);
     }
     return KVS_OK;
 }
@@ -124,29 +133,65 @@ static kvs_status run_rope(const struct call *c)
     return KVS_OK;
 }
 
-static kvs_status run_hadamard(const struct call *c)
+typedef void (*rows_fn)(const struct call *c, uint32_t begin, uint32_t end);
+
+struct rows_job {
+    const struct call *call;
+    rows_fn run;
+};
+
+static void rows_task(void *argument, uint32_t index, uint32_t worker)
 {
-    uint32_t cols = c->op->out[0].cols;
-    kvs_hadamard_rows(c->cpu->isa, out_data(c, 0), c->step->n_rows, cols, cols, c->op->u[0]);
+    (void)worker;
+    const struct rows_job *job = argument;
+    uint32_t begin = index * ROWS_PER_TASK;
+    uint32_t end = begin + ROWS_PER_TASK;
+    job->run(job->call, begin, end < job->call->step->n_rows ? end : job->call->step->n_rows);
+}
+
+/* Rows do not touch each other, so any cut gives the same bits. */
+static kvs_status run_rows(const struct call *c, rows_fn run)
+{
+    struct rows_job job = {.call = c, .run = run};
+    if (c->step->n_rows <= ROWS_PER_TASK) {
+        run(c, 0, c->step->n_rows);
+    } else {
+        kvs_threads_run(c->cpu->threads, (uint32_t)kvs_div_up(c->step->n_rows, ROWS_PER_TASK), rows_task, &job);
+    }
     return KVS_OK;
 }
 
+static void hadamard_rows(const struct call *c, uint32_t begin, uint32_t end)
+{
+    uint32_t cols = c->op->out[0].cols;
+    kvs_hadamard_rows(c->cpu->isa, out_data(c, 0) + (size_t)begin * cols, end - begin, cols, cols, c->op->u[0]);
+}
+
+static kvs_status run_hadamard(const struct call *c)
+{
+    return run_rows(c, hadamard_rows);
+}
+
 /* Rows go to the tail pages of the pass: a page boundary ends a run. */
-static kvs_status run_kv_write(const struct call *c)
+static void write_rows(const struct call *c, uint32_t begin, uint32_t end)
 {
     const struct kvs_step *step = c->step;
     const uint64_t *table = step->page_tables[c->op->layer];
-    for (uint32_t row = 0; row < step->n_rows;) {
+    for (uint32_t row = begin; row < end;) {
         uint64_t token = step->first_token + row;
         uint32_t first = (uint32_t)(token % KVS_PAGE_TOKENS);
         uint32_t room = KVS_PAGE_TOKENS - first;
-        uint32_t n_rows = step->n_rows - row < room ? step->n_rows - row : room;
+        uint32_t n_rows = end - row < room ? end - row : room;
         kvs_encode_rows(c->cpu->isa, c->op->kv, c->op->record, (void *)(uintptr_t)table[token / KVS_PAGE_TOKENS], first,
                         n_rows, in_data(c, 0) + (size_t)row * c->op->in[0].cols, c->op->in[0].cols,
                         in_data(c, 1) + (size_t)row * c->op->in[1].cols, c->op->in[1].cols);
         row += n_rows;
     }
-    return KVS_OK;
+}
+
+static kvs_status run_kv_write(const struct call *c)
+{
+    return run_rows(c, write_rows);
 }
 
 static kvs_binary_desc binary(const struct call *c, const float *a, const float *b)
