@@ -4,6 +4,8 @@
 
 #include "backends/cpu/half.h"
 
+#include <float.h>
+
 static const float kvs_iq4_nl_values[16] = {-127.0f, -104.0f, -83.0f, -65.0f, -49.0f, -35.0f,
                                             -22.0f,  -10.0f,  1.0f,   13.0f,  25.0f,  38.0f,
                                             53.0f,   69.0f,   89.0f,  113.0f};
@@ -31,9 +33,11 @@ static inline void kvs_put_scale(uint8_t *bytes, float scale)
     kvs_put_u16(bytes, scale != scale ? 0x7e00u : kvs_f32_to_f16(scale));
 }
 
+/* A scale so small that its inverse overflows is stored as zero: its quants are zero too. */
 static inline float kvs_inverse_scale(float scale)
 {
-    return scale == 0.0f ? 0.0f : 1.0f / scale;
+    const float inverse = 1.0f / scale;
+    return inverse > FLT_MAX || inverse < -FLT_MAX ? 0.0f : inverse;
 }
 
 /* The scale that minimises the squared error, weighted with the squares of the values, for the chosen entries. */
