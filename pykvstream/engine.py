@@ -4,8 +4,8 @@
         for piece in session.chat("Name three rivers."):
             print(piece.text, end="", flush=True)
 
-``Model`` is what was loaded, with its device, arena and cache types. ``Session`` is one conversation that changes. Sessions
-share the model, the arena and the pool.
+``Model`` is what was loaded, with its device, arena and cache types. ``Session`` is one conversation that changes.
+Sessions share the model, the arena and the pool.
 Holds: ``Model``, ``Session``, ``Piece``, ``cache_type``.
 """
 
@@ -53,8 +53,8 @@ def cache_type(name: str) -> GgmlType:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One emitted token: its id, the text that became complete with it (may be empty), its log-probability, and the logits it
-    was chosen from (``[vocab rows]`` float32, valid until the next piece)."""
+    """One emitted token: its id, the text that became complete with it (may be empty), its log-probability, and
+    the logits it was chosen from (``[vocab rows]`` float32, valid until the next piece)."""
 
     token: int
     text: str
@@ -89,12 +89,14 @@ class Model:
     ) -> Self:
         """Load a GGUF file (or ``demo``) and reserve its arena.
 
-        ``arena_mib``: the bound on device memory beside the weights; by default what keeps ``ctx_size`` tokens resident, but not more
-        than a quarter of the memory that is free. ``ctx_size``: the longest context of any session, by default the model's own.
+        ``arena_mib``: the bound on device memory beside the weights; by default what keeps ``ctx_size`` tokens
+        resident, but not more than a quarter of the memory that is free.
+        ``ctx_size``: the longest context of any session, by default the model's own.
         ``ubatch_size``: rows of a prompt pass. ``threads``: 0 for one per core.
         ``progress(tensor name, bytes)`` is called for each weight that was loaded.
 
-        Raises ``NotFound``, ``FormatError``, ``Unsupported``, ``NoSpace`` (with the smallest arena that works) or ``HostMemoryError``.
+        Raises ``NotFound``, ``FormatError``, ``Unsupported``, ``NoSpace`` (with the smallest arena that works) or
+        ``HostMemoryError``.
         """
         if device != "cpu":
             raise Unsupported(f"device {device!r} is not supported; supported: cpu")
@@ -106,7 +108,8 @@ class Model:
             config = ModelConfig.from_gguf(file)
             ctx_tokens = config.n_ctx_train if ctx_size is None else ctx_size
             check_context(ctx_tokens, config.n_ctx_train)
-            options = TargetOptions(cache_type(cache_type_k), cache_type(cache_type_v), ubatch_size, ctx_tokens, kv_rotation)
+            types = cache_type(cache_type_k), cache_type(cache_type_v)
+            options = TargetOptions(*types, ubatch_size, ctx_tokens, kv_rotation)
             core = Device(threads)
             arena_bytes = _admit(file, config, core, options, arena_mib)
             blueprint = Blueprint(file, config, core, options, progress)
@@ -186,7 +189,9 @@ class Model:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
 
@@ -251,10 +256,12 @@ class Session:
     ) -> Iterator[Piece]:
         """Append a prompt and yield the continuation, one piece per token.
 
-        ``max_tokens`` below 0: until the model or the context ends. ``stop``: strings that end the text (they are not part of it).
+        ``max_tokens`` below 0: until the model or the context ends.
+        ``stop``: strings that end the text (they are not part of it).
         ``on_progress(done, total)`` is called after each pass over the prompt.
-        Afterwards ``stop_reason`` says why it ended: ``eos``, ``stop``, ``length``, ``context_full`` or ``cancelled``. Dropping the
-        iterator early keeps what was emitted. Raises ``NumericError`` (with the position) instead of emitting a token from broken logits.
+        Afterwards ``stop_reason`` says why it ended: ``eos``, ``stop``, ``length``, ``context_full`` or
+        ``cancelled``. Dropping the iterator early keeps what was emitted.
+        Raises ``NumericError`` (with the position) instead of emitting a token from broken logits.
         """
         ids = self.model.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         self.stop_reason = None
@@ -280,8 +287,9 @@ class Session:
     def next_turn(self, message: str, *, system: str | None = None, template: ChatTemplate | None = None) -> list[int]:
         """Token ids that a user's turn appends to this conversation, up to where the answer begins.
 
-        The first turn is the whole rendered conversation. Later ones are what the template adds after an answer: rendered behind a
-        placeholder exchange and cut off there, so that what was said before keeps the very tokens it had.
+        The first turn is the whole rendered conversation. Later ones are what the template adds after an answer:
+        rendered behind a placeholder exchange and cut off there, so that what was said before keeps the very
+        tokens it had.
         """
         turn = {"role": "user", "content": message}
         encode = self.model.encode_chat
@@ -311,7 +319,9 @@ class Session:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
 

@@ -1,7 +1,7 @@
 """Build step: make the C source of the extension module from the fenced regions of the public headers.
 
-Holds: ``main(callbacks.h, header..., output)``. The text between ``/* cffi:begin */`` and ``/* cffi:end */`` of each header, in
-the order given, is the cffi definition: the interface is stated once.
+Holds: ``main(callbacks.h, header..., output)``. The text between ``/* cffi:begin */`` and ``/* cffi:end */`` of
+each header, in the order given, is the cffi definition: the interface is stated once.
 Source: cffi, "API mode, out-of-line".
 """
 

@@ -41,7 +41,9 @@ _NARROWEST = 40
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """Bytes beside the arena: weights on the device, and what the host must have for weights, arena and full history."""
+    """Bytes beside the arena: weights on the device, and what the host must have for weights, arena and full
+    history.
+    """
 
     weight_bytes: int
     host_bytes: int

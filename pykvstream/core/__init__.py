@@ -1,1 +1,4 @@
-"""Typed handles over the C ABI, one module for each public header. The only package that imports ``pykvstream._ffi``."""
+"""Typed handles over the C ABI, one module for each public header.
+
+The only package that imports ``pykvstream._ffi``.
+"""

@@ -1,8 +1,8 @@
 """The life of a C object in Python.
 
-Holds: ``Handle``, ``new_cell``. ``close()`` gives the C object back, in any order among handles: parents that a C object needs are kept
-alive by the core itself. A handle that is collected unclosed gives its object back too, and says so with a
-``ResourceWarning``. After ``close()`` every use raises ``Closed``.
+Holds: ``Handle``, ``new_cell``. ``close()`` gives the C object back, in any order among handles: parents that a C
+object needs are kept alive by the core itself. A handle that is collected unclosed gives its object back too, and
+says so with a ``ResourceWarning``. After ``close()`` every use raises ``Closed``.
 """
 
 from __future__ import annotations
@@ -69,5 +69,7 @@ class Handle:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()

@@ -16,7 +16,8 @@ _TEXT_BYTES = 512
 def check(status: int, device: Any = ffi.NULL) -> int:
     """Return ``status`` if it is no error, else raise the exception of its class.
 
-    ``device`` is the ``kvs_device *`` that keeps this thread's newest error text; with ``NULL`` only the status is named.
+    ``device`` is the ``kvs_device *`` that keeps this thread's newest error text; with ``NULL`` only the status is
+    named.
     """
     if status >= 0:
         return status

@@ -60,7 +60,8 @@ class OpCode(enum.IntEnum):
 class Weight(Handle):
     """A weight of ``n`` rows of ``k`` values of a GGUF type on the device.
 
-    ``rows``: uint8 array of the file's bytes. With ``WeightLayout.ROWS`` they are borrowed and kept alive by this object.
+    ``rows``: uint8 array of the file's bytes. With ``WeightLayout.ROWS`` they are borrowed and kept alive by this
+    object.
     ``None`` declares the weight: a tape with it can be measured, not run.
     """
 
@@ -220,8 +221,8 @@ class Binding(Handle):
     ) -> None:
         """Replay the tape for the open pass.
 
-        ``tokens`` ``[n]``; ``out_rows`` ``[m]`` rising row numbers; ``outputs``: one C-contiguous float32 array per output tensor,
-        ``[m, cols]``. Raises ``Cancelled``, ``Stale``, ``DeviceError``; the pass must then be ended with 0 rows.
+        ``tokens`` ``[n]``; ``out_rows`` ``[m]`` rising row numbers; ``outputs``: one C-contiguous float32 array
+        per output tensor, ``[m, cols]``. Raises ``Cancelled``, ``Stale``, ``DeviceError``; the pass must then be ended with 0 rows.
         """
         if self._pager is not None and self._pager.closed:
             raise Closed("the pager of this Binding is closed")

@@ -1,7 +1,7 @@
 """A model as values and nodes: recorded by ``models``, fused, and lowered to a tape of the core.
 
-``values`` what a node is · ``builder`` the operations that models call · ``fuse`` nodes that one kernel does in one go ·
-``lower`` nodes to tape records.
+``values`` what a node is · ``builder`` the operations that models call · ``fuse`` nodes that one kernel does
+in one go · ``lower`` nodes to tape records.
 """
 
 from pykvstream.graph.builder import GraphBuilder

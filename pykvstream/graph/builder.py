@@ -64,8 +64,8 @@ class GraphBuilder:
         return self._add(Node(OpCode.SWIGLU, (gate, up), (self._value(gate.cols, gate.rows),)))
 
     def rope_table(self, n_rot: int, base: float, scale: float = 1.0, divisors: str | None = None) -> Value:
-        """Cosines and sines of the pass's positions, ``[n, n_rot]``. ``scale`` multiplies positions; ``divisors`` names a
-        float32 vector ``[n_rot / 2]`` by which frequencies are divided."""
+        """Cosines and sines of the pass's positions, ``[n, n_rot]``. ``scale`` multiplies positions; ``divisors``
+        names a float32 vector ``[n_rot / 2]`` by which frequencies are divided."""
         vectors = () if divisors is None else (divisors,)
         out = self._value(n_rot)
         return self._add(Node(OpCode.ROPE_TABLE, (), (out,), vectors=vectors, u=(n_rot,), f=(scale,), f64=base))

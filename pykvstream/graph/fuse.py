@@ -1,7 +1,9 @@
-"""Nodes that one kernel does in one go. No rule changes a bit: each fused kernel performs the same operations in the same order.
+"""Nodes that one kernel does in one go. No rule changes a bit: each fused kernel performs the same operations in
+the same order.
 
-Order of rules: neighbouring linears of one input become one matmul of up to three parts; a norm that only such a matmul reads
-becomes its prologue; gate and up that only a swiglu reads get it as epilogue; a linear that only an add reads adds itself.
+Order of rules: neighbouring linears of one input become one matmul of up to three parts; a norm that only such a
+matmul reads becomes its prologue; gate and up that only a swiglu reads get it as epilogue; a linear that only an add
+reads adds itself.
 Holds: ``fuse``.
 """
 

@@ -1,7 +1,7 @@
 """From nodes to tape records.
 
-Order: records follow the nodes. A node that updates its last input writes into the storage of that value, which is legal
-because nothing reads the value afterwards: that is checked here.
+Order: records follow the nodes. A node that updates its last input writes into the storage of that value, which is
+legal because nothing reads the value afterwards: that is checked here.
 Holds: ``lower``.
 """
 
@@ -19,8 +19,8 @@ _NORM_SLOT = 3
 def lower(
     graph: Graph, weights: WeightSource, device: Device, *, max_rows: int, max_out_rows: int, fused: bool = True
 ) -> Tape:
-    """Record and seal a tape for passes of up to ``max_rows`` rows. With ``fused=False`` each node stays an operation of its own:
-    slower, same bits."""
+    """Record and seal a tape for passes of up to ``max_rows`` rows. With ``fused=False`` each node stays an
+    operation of its own: slower, same bits."""
     if fused:
         graph = fuse(graph)
     tape = Tape(device, max_rows, max_out_rows)

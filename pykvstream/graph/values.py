@@ -47,8 +47,8 @@ class Value:
 class Node:
     """One operation. ``u``, ``f``, ``f64`` and ``layer`` are the parameters of ``kvs_op_desc``.
 
-    ``weights`` are matmul panels, ``vectors`` rows in file layout. ``updates`` says that output 0 continues in the storage of
-    the last input, whose value ends here.
+    ``weights`` are matmul panels, ``vectors`` rows in file layout. ``updates`` says that output 0 continues in the
+    storage of the last input, whose value ends here.
     """
 
     code: OpCode

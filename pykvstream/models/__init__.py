@@ -27,5 +27,6 @@ def build_graph(
     """The graph of ``config.architecture``. ``rotation``: Hadamard block of K and V, 0 none."""
     builder = ARCHITECTURES.get(config.architecture)
     if builder is None:
-        raise Unsupported(f"architecture {config.architecture!r} is not supported; supported: {', '.join(ARCHITECTURES)}")
+        known = ", ".join(ARCHITECTURES)
+        raise Unsupported(f"architecture {config.architecture!r} is not supported; supported: {known}")
     return builder(config, weights, layers, rotation)

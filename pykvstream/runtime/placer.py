@@ -1,7 +1,7 @@
 """Keeps the decode pool divided as the policy says, from what the passes before have measured.
 
-Order: ``observe`` reads counters after a pass, ``prepare`` applies a decision before the next one. Only decode passes teach: a
-prompt pass computes so long that its layout hardly matters.
+Order: ``observe`` reads counters after a pass, ``prepare`` applies a decision before the next one. Only decode
+passes teach: a prompt pass computes so long that its layout hardly matters.
 Units: seconds, pages.
 Holds: ``Placer``.
 """

@@ -1,4 +1,4 @@
-"""One conversation as tokens: what is in the cache, what waits to enter it, and passes that lose nothing when they fail.
+"""One conversation as tokens: what is in the cache, what waits to enter it, and passes that fail without loss.
 
 Shapes: logits are float32 ``[n, vocab rows]``.
 Holds: ``TokenSession``, ``SessionStats``.
@@ -128,9 +128,9 @@ class TokenSession:
     ) -> NDArray[np.float32]:
         """Run pending tokens and ``token_ids``; returns logits ``[m, vocab rows]``.
 
-        ``logits="all"``: one row per token of ``token_ids`` (pending tokens have none); ``"last"``: one; ``"none"``: none. ``out``:
-        C-contiguous float32 of that shape to write into. Raises ``ContextFull`` before anything runs; after any error the session
-        is as it was before the call.
+        ``logits="all"``: one row per token of ``token_ids`` (pending tokens have none); ``"last"``: one;
+        ``"none"``: none. ``out``: C-contiguous float32 of that shape to write into.
+        Raises ``ContextFull`` before anything runs; after any error the session is as it was before the call.
         """
         self._reconcile()
         n_cached = self.n_cached
@@ -185,7 +185,9 @@ class TokenSession:
                 on_progress(done, int(ids.size))
 
     def _reconcile(self) -> None:
-        """An interrupt or a failed write may have kept an earlier call from cleaning up: tokens decide what was said."""
+        """An interrupt or a failed write may have kept an earlier call from cleaning up: tokens decide what
+        was said.
+        """
         self._target.recover()
         if self.n_cached > len(self._tokens):
             self._target.truncate(self._seq, len(self._tokens))
@@ -238,7 +240,8 @@ def _out_rows(out: NDArray[np.float32] | None, n_rows: int, n_cols: int) -> NDAr
         return np.empty((n_rows, n_cols), dtype=np.float32)
     if not isinstance(out, np.ndarray):
         raise InvalidArgument(f"out must be a numpy array, got {type(out).__name__}")
-    if out.dtype != np.float32 or out.shape != (n_rows, n_cols) or not out.flags.c_contiguous or not out.flags.writeable:
+    is_shaped = out.dtype == np.float32 and out.shape == (n_rows, n_cols)
+    if not (is_shaped and out.flags.c_contiguous and out.flags.writeable):
         raise InvalidArgument(
             f"out must be writable C-contiguous float32 of shape {(n_rows, n_cols)}, got {out.dtype} {out.shape}"
         )

@@ -224,7 +224,8 @@ class Target:
             cancel: CancelFlag) -> None:  # fmt: skip
         """One pass in the active phase; its rows are committed.
 
-        ``tokens`` ``[n]``, ``out_rows`` ``[m]`` rising, ``out`` ``[m, n_vocab_rows]``. After any error the sequence is as before.
+        ``tokens`` ``[n]``, ``out_rows`` ``[m]`` rising, ``out`` ``[m, n_vocab_rows]``. After any error the
+        sequence is as before.
         """
         placer = self._placer if self._phase is Phase.DECODE else None
         if placer is not None:

@@ -1,9 +1,9 @@
-"""What streaming costs on the CPU: a decode pass with a quarter of the history resident, against the same pass resident.
+"""What streaming costs on the CPU: a decode pass with a quarter of the history resident against a resident one.
 
     python tests/bench/streaming_overhead.py [--tokens 1000 3000 6000] [--threads 2]
 
-The bound that is printed beside each row: resident time + copied bytes / memcpy rate / 2, where the memcpy rate is measured in the
-same run on buffers larger than the caches. Rows alternate between the two models; medians over passes.
+The bound that is printed beside each row: resident time + copied bytes / memcpy rate / 2, where the memcpy rate is
+measured in the same run on buffers larger than the caches. Rows alternate between the two models; medians over passes.
 """
 
 from __future__ import annotations
@@ -73,7 +73,11 @@ def main() -> int:
     for n_tokens in options.tokens:
         with Model.open("demo", **common) as resident:
             arena = quarter_arena_mib(resident, n_tokens)
-            with Model.open("demo", arena_mib=arena, **common) as streamed, resident.session() as a, streamed.session() as b:
+            with (
+                Model.open("demo", arena_mib=arena, **common) as streamed,
+                resident.session() as a,
+                streamed.session() as b,
+            ):
                 fill(a, n_tokens)
                 fill(b, n_tokens)
                 pass_seconds(a, n_tokens), pass_seconds(b, n_tokens)

@@ -1,7 +1,8 @@
 """The published numbers of the adaptive ring, row by row: kept, changed with the new number, or void.
 
 Pools are given as slots/layers. New numbers differ from the published ones for three reasons, named in the
-table. ``tail``: resident pages count the tail, so a layer keeps at least two pages. ``odd``: the ring takes only what it needs, the rest is dealt to the first layers (shown as
+table. ``tail``: resident pages count the tail, so a layer keeps at least two pages. ``odd``: the ring takes only
+what it needs, the rest is dealt to the first layers (shown as
 ``low(+odd)/ring``). ``run``: before anything is measured the ring is two copy runs (here of four pages).
 Rows about the geometric target run with copies measured as free, which leaves only the overlap rule.
 """
