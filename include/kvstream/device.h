@@ -17,7 +17,10 @@ typedef struct kvs_buffer kvs_buffer;
 typedef struct kvs_host kvs_host;
 typedef struct kvs_fence kvs_fence;
 
-typedef enum kvs_backend_kind { KVS_BACKEND_CPU = 0 } kvs_backend_kind;
+typedef enum kvs_backend_kind {
+    KVS_BACKEND_CPU = 0,
+    KVS_BACKEND_TRACE = 1 /* computes nothing and checks the order of everything; see trace.h */
+} kvs_backend_kind;
 
 typedef enum kvs_device_flag {
     /* Copies do not run on the copy thread: they wait until a reader needs them or kvs_device_run_copies is called,

@@ -33,6 +33,7 @@ struct kvs_bound_op; /* native/core/step.h: an operation with addresses */
 
 typedef struct kvs_backend {
     const char *name;
+    bool has_no_bytes; /* addresses have no memory behind them: the core must not touch it */
     /* Device memory, aligned to 64 bytes at least. */
     kvs_status (*device_alloc)(void *self, uint64_t bytes, uint64_t alignment, uint64_t *address);
     void (*device_free)(void *self, uint64_t address, uint64_t bytes);
@@ -48,6 +49,8 @@ typedef struct kvs_backend {
     /* Wait until *counter >= value, or *failed is negative (optional), or *cancel is nonzero (optional). In deferred mode this is what makes queued
      * copies run. KVS_EIO when the queue is empty and the value can never be reached. */
     kvs_status (*wait_counter)(void *self, const _Atomic uint64_t *counter, uint64_t value, const _Atomic int *failed);
+    /* Somebody has found *counter >= value without waiting and relies on it. NULL where looking at it is all it takes. */
+    void (*counter_seen)(void *self, const _Atomic uint64_t *counter, uint64_t value);
     /* After a gate counter was advanced: let a waiting engine look again. */
     void (*gate_advanced)(void *self);
     /* Wait until both queues are empty. */

@@ -3,6 +3,7 @@
 #include "core/device.h"
 
 #include "backends/cpu/backend.h"
+#include "backends/trace/backend.h"
 #include "base/failures.h"
 #include "core/history.h"
 #include "core/hook.h"
@@ -80,21 +81,32 @@ static void free_parts(kvs_device *device)
     free(device);
 }
 
+static kvs_status create_backend(kvs_device *device, const kvs_device_desc *desc)
+{
+    switch (desc->backend) {
+    case KVS_BACKEND_CPU:
+        return kvs_cpu_backend_create(device, desc, &device->backend, &device->backend_self, &device->n_threads,
+                                      &device->isa);
+    case KVS_BACKEND_TRACE:
+        device->n_threads = 1;
+        device->isa = KVS_ISA_REFERENCE;
+        return kvs_trace_backend_create(device, desc, &device->backend, &device->backend_self);
+    default:
+        return KVS_EUNSUPPORTED;
+    }
+}
+
 kvs_status kvs_device_create(const kvs_device_desc *desc, kvs_device **device)
 {
     if (device == NULL || !KVS_STRUCT_OK(desc) || (desc->flags & ~known_flags) != 0 ||
         desc->isa > KVS_ISA_AVX512 || desc->reserved != 0) {
         return KVS_EINVAL;
     }
-    if (desc->backend != KVS_BACKEND_CPU) {
-        return KVS_EUNSUPPORTED;
-    }
     kvs_device *made = alloc_parts(desc);
     if (made == NULL) {
         return KVS_ENOMEM;
     }
-    const kvs_status status = kvs_cpu_backend_create(
-        made, desc, &made->backend, &made->backend_self, &made->n_threads, &made->isa);
+    const kvs_status status = create_backend(made, desc);
     if (status != KVS_OK) {
         free_parts(made);
         return status;

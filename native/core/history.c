@@ -219,6 +219,10 @@ static kvs_status check_range(kvs_host *host, uint64_t offset, const void *bytes
         return kvs_fail(host->device, KVS_EINVAL, "no caller memory for %llu bytes",
                         (kvs_ull)n_bytes);
     }
+    if (kvs_device_backend(host->device).backend->has_no_bytes) {
+        return kvs_fail(host->device, KVS_EUNSUPPORTED, "history of a %s device holds no bytes",
+                        kvs_device_backend(host->device).backend->name);
+    }
     if (offset > host->bytes || n_bytes > host->bytes - offset) {
         return kvs_fail(host->device, KVS_ENOSPACE,
                         "need %llu bytes at offset %llu, have %llu (host history)",

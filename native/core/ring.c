@@ -419,6 +419,15 @@ kvs_status kvs_ring_page_address(kvs_ring *ring, uint64_t demand, uint64_t *addr
     return KVS_OK;
 }
 
+/* Tell a backend that keeps account of it: whoever comes here goes on to read what was copied. */
+static void rely_on_ready(kvs_ring *ring, uint64_t end)
+{
+    const struct kvs_device_view view = kvs_device_backend(ring->device);
+    if (view.backend->counter_seen != NULL) {
+        view.backend->counter_seen(view.self, &ring->ready, end);
+    }
+}
+
 static kvs_status fail_copy(kvs_ring *ring)
 {
     return kvs_fail(ring->device, KVS_EIO, "ring: a copy failed with %s", kvs_status_name(failure(ring)));
@@ -437,7 +446,11 @@ kvs_status kvs_ring_query(kvs_ring *ring, uint64_t demand)
     if (failure(ring) < 0) {
         return fail_copy(ring);
     }
-    return is_ready ? KVS_OK : KVS_PENDING;
+    if (!is_ready) {
+        return KVS_PENDING;
+    }
+    rely_on_ready(ring, demand + 1);
+    return KVS_OK;
 }
 
 uint64_t kvs_ring_acquirable_end(const kvs_ring *ring)
@@ -475,6 +488,7 @@ kvs_status kvs_ring_acquire_wait(kvs_ring *ring, uint64_t end)
         return fail_copy(ring);
     }
     if (end <= consumed || is_ready) {
+        rely_on_ready(ring, end);
         return KVS_OK;
     }
     /* Only the owner raises `consumed`, and the owner is here: a gate beyond it stays shut for good. */
