@@ -163,6 +163,8 @@ static kvs_status divide(kvs_pager *pager, kvs_lease *pool, const kvs_placement 
     kvs_slot *slots = kvs_array_alloc((size_t)n_slots, sizeof *slots);
     uint32_t *free_slots = kvs_array_alloc((size_t)n_slots, sizeof *free_slots);
     kvs_ring *ring = NULL;
+    /* A new ring poisons its slots: no copy of the old one's lookahead may still be on its way there. */
+    (void)kvs_pager_cancel_ring(pager);
     status = slots == NULL || free_slots == NULL
                  ? kvs_fail(pager->device, KVS_ENOMEM, "no memory for %llu slots", (kvs_ull)n_slots)
                  : make_ring(pager, pool, placement->ring_slots, &ring);
