@@ -222,7 +222,8 @@ class Binding(Handle):
         """Replay the tape for the open pass.
 
         ``tokens`` ``[n]``; ``out_rows`` ``[m]`` rising row numbers; ``outputs``: one C-contiguous float32 array
-        per output tensor, ``[m, cols]``. Raises ``Cancelled``, ``Stale``, ``DeviceError``; the pass must then be ended with 0 rows.
+        per output tensor, ``[m, cols]``. Raises ``Cancelled``, ``Stale``, ``DeviceError``; the pass must then be
+        ended with 0 rows.
         """
         if self._pager is not None and self._pager.closed:
             raise Closed("the pager of this Binding is closed")

@@ -3,7 +3,8 @@
     python tests/bench/compare_llama.py --llama-python /path/to/venv/bin/python [--pairs 5] [--threads 2]
 
 The other interpreter has ``llama-cpp-python`` (``pip install llama-cpp-python``); only its low-level decode is
-called. Both sides run as fresh processes in turn, A B A B, so that a drifting machine drifts for both; medians and ratios are printed.
+called. Both sides run as fresh processes in turn, A B A B, so that a drifting machine drifts for both; medians and
+ratios are printed.
 Units: tokens per second. Decode: 48 single tokens behind 128. Prompt: 512 tokens at once. Wide: one pass of
 64 rows with all logits.
 """
