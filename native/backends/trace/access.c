@@ -56,11 +56,17 @@ static void find_hazard(const struct visit *v, const kvs_interval *item, uint32_
     (void)kvs_trace_add_hazard(v->trace, &hazard);
 }
 
+static bool is_wanted(uint64_t label, uint64_t wanted)
+{
+    return label == KVS_LABEL_NONE || wanted == KVS_LABEL_NONE || label == wanted ||
+           (wanted == KVS_LABEL_SOME_PAGE && kvs_label_is_page(label));
+}
+
 static void check_content(const struct visit *v, const kvs_interval *item)
 {
     if (item->state != KVS_BYTES_WRITTEN) {
         find_hazard(v, item, KVS_HAZARD_UNWRITTEN, item->writer, true);
-    } else if (item->label != KVS_LABEL_NONE && v->access->label != KVS_LABEL_NONE && item->label != v->access->label) {
+    } else if (!is_wanted(item->label, v->access->label)) {
         find_hazard(v, item, KVS_HAZARD_CONTENT, item->writer, true);
     }
 }
@@ -127,23 +133,32 @@ void kvs_trace_read(kvs_trace *trace, const kvs_trace_access *access)
     }
 }
 
-static void overwrite(kvs_trace *trace, const kvs_trace_access *access, uint32_t state)
+void kvs_trace_write(kvs_trace *trace, const kvs_trace_access *access)
 {
     if (access->event != KVS_NO_EVENT && access->n_bytes != 0) {
         struct visit v = {.trace = trace, .access = access, .is_write = true};
         walk(&v, visit_write);
-        assign(trace, access->address, access->address + access->n_bytes, access->event, access->label, state);
+        assign(trace, access->address, access->address + access->n_bytes, access->event, access->label,
+               KVS_BYTES_WRITTEN);
     }
 }
 
-void kvs_trace_write(kvs_trace *trace, const kvs_trace_access *access)
+/* The readers stay on record: whoever overwrites the bytes too early is told about them, not about their release. */
+static void visit_discard(void *user, kvs_interval *item)
 {
-    overwrite(trace, access, KVS_BYTES_WRITTEN);
+    const struct visit *v = user;
+    visit_write(user, item);
+    item->writer = v->access->event;
+    item->label = KVS_LABEL_NONE;
+    item->state = KVS_BYTES_RELEASED;
 }
 
 void kvs_trace_discard(kvs_trace *trace, const kvs_trace_access *access)
 {
-    overwrite(trace, access, KVS_BYTES_RELEASED);
+    if (access->event != KVS_NO_EVENT && access->n_bytes != 0) {
+        struct visit v = {.trace = trace, .access = access, .is_write = true};
+        walk(&v, visit_discard);
+    }
 }
 
 /* A run of source bytes of one meaning. */

@@ -34,7 +34,7 @@ static void visit(void *user, const kvs_access *access)
     t->access.n_bytes = access->n_bytes;
     t->access.label = KVS_LABEL_VALUES;
     if (access->kind == KVS_ACCESS_PAGE) {
-        t->access.label = t->layer == KVS_NONE ? KVS_LABEL_NONE : kvs_label_page(t->layer, access->page);
+        t->access.label = t->layer == KVS_NONE ? KVS_LABEL_SOME_PAGE : kvs_label_page(t->layer, access->page);
     }
     if (access->is_write) {
         kvs_trace_write(t->trace, &t->access);

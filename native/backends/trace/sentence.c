@@ -97,7 +97,9 @@ static void say_label(struct line *line, uint64_t label)
     if (kvs_label_is_page(label)) {
         say(line, "page %llu of layer %u", (kvs_ull)(label & UINT32_MAX), kvs_label_layer(label));
     } else {
-        say(line, "%s", label == KVS_LABEL_VALUES ? "values of an operation" : "bytes without a name");
+        say(line, "%s",
+            label == KVS_LABEL_VALUES ? "values of an operation"
+                                      : (label == KVS_LABEL_SOME_PAGE ? "a page" : "bytes without a name"));
     }
 }
 
@@ -113,10 +115,10 @@ static void say_bytes(struct line *line, const kvs_trace *trace, const kvs_hazar
 static void say_gate(struct line *line, const kvs_trace_step *copy)
 {
     if (copy->has_gate) {
-        say(line, "a gate of the copy in that the reader opens by `consumed` (it has one at %llu, which nobody waited for)",
+        say(line, "the copy in must not begin before `consumed` stands behind the last user of its slots (its gate is %llu)",
             (kvs_ull)copy->gate_value);
     } else {
-        say(line, "a gate of the copy in, or a wait, behind the last user of the slot");
+        say(line, "the copy in needs a gate, or must be queued behind a wait for the last user of its place");
     }
 }
 
