@@ -5,14 +5,18 @@ The model has the cache of SmolLM2-135M; nothing is computed, so a step of 364 o
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from pykvstream._ffi import lib
+from pykvstream.core.device import HookPoint
+from pykvstream.core.host import Host
 from pykvstream.core.trace import TraceCosts, TraceStream, chrome_events
-from pykvstream.errors import Unsupported
+from pykvstream.errors import KvStreamError, Unsupported
 from pykvstream.runtime.session import TokenSession
 from pykvstream.runtime.target import Phase
 from tests.rigs import random_placement
@@ -20,6 +24,7 @@ from tests.tracing import CTX_TOKENS, H200, SLOW_BUS, TraceRig, open_trace_rig, 
 
 ARENAS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.35, 0.6, 1.0)
 STEPS = 200
+EIO: int = lib.KVS_EIO
 PROMPT = 1_500
 
 
@@ -64,6 +69,14 @@ def test_schedule_of_the_demo_shape_has_no_hazard(model: Path, index: int) -> No
 def drive(rig: TraceRig, rng: random.Random, n_actions: int) -> None:
     """What sessions do, in any order that is allowed."""
     sessions: list[TokenSession] = [rig.session]
+    try:
+        drive_sessions(rig, rng, n_actions, sessions)
+    finally:
+        for session in sessions[1:]:
+            session.close()
+
+
+def drive_sessions(rig: TraceRig, rng: random.Random, n_actions: int, sessions: list[TokenSession]) -> None:
     for _ in range(n_actions):
         session = rng.choice(sessions)
         action = rng.choice(("prefill", "decode", "decode", "truncate", "fork", "close", "place", "costs"))
@@ -85,8 +98,6 @@ def drive(rig: TraceRig, rng: random.Random, n_actions: int) -> None:
         elif action == "costs":
             rig.device.set_costs(random_costs(rng.randrange(1 << 30)))
         assert rig.device.hazards() == []
-    for session in sessions[1:]:
-        session.close()
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -95,6 +106,35 @@ def test_sessions_that_do_anything_have_no_hazard(small_model: Path, seed: int) 
     with open_trace_rig(small_model, residency=rng.choice((0.0, 0.05, 0.2)), costs=random_costs(seed)) as rig:
         drive(rig, rng, 40)
         assert rig.device.report.n_hazards == 0
+
+
+class OneFault:
+    """A hook that fails the k-th call at one point."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._point = rng.choice((HookPoint.COPY, HookPoint.COPY, HookPoint.OP, HookPoint.ALLOC))
+        self._left = rng.randint(1, 400)
+
+    def __call__(self, point: HookPoint, _index: int) -> int:
+        self._left -= point is self._point
+        return EIO if self._left == 0 and point is self._point else 0
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_failures_leave_no_hazard(small_model: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    n_failed = 0
+    with open_trace_rig(small_model, residency=rng.choice((0.0, 0.05, 0.2)), costs=random_costs(seed)) as rig:
+        for _ in range(30):
+            rig.device.set_hook(OneFault(rng))
+            try:
+                drive(rig, rng, 3)
+            except KvStreamError:
+                n_failed += 1
+            finally:
+                rig.device.set_hook(None)
+            assert rig.device.hazards() == []
+    assert n_failed > 0
 
 
 @pytest.fixture
@@ -132,11 +172,11 @@ def test_events_of_one_stream_do_not_overlap(streaming: TraceRig) -> None:
     for stream in TraceStream:
         mine = [each for each in events if each.stream is stream]
         assert mine
-        assert all(a.end_ns <= b.begin_ns for a, b in zip(mine, mine[1:], strict=False))
+        assert all(a.end_ns <= b.begin_ns for a, b in itertools.pairwise(mine))
     engine = sorted(
         (each for each in events if each.stream in (TraceStream.LOAD, TraceStream.RING)), key=lambda each: each.begin_ns
     )
-    assert all(a.end_ns <= b.begin_ns for a, b in zip(engine, engine[1:], strict=False))
+    assert all(a.end_ns <= b.begin_ns for a, b in itertools.pairwise(engine))
 
 
 def test_timeline_names_what_streams(streaming: TraceRig) -> None:
@@ -163,8 +203,6 @@ def test_reset_forgets_reports_and_keeps_memory(streaming: TraceRig) -> None:
 
 
 def test_trace_device_refuses_bytes_by_name(small_model: Path) -> None:
-    from pykvstream.core.host import Host
-
     with open_trace_rig(small_model) as rig, Host(rig.device, 4096) as host:
         with pytest.raises(Unsupported, match="trace device holds no bytes"):
             host.write(0, b"x")
