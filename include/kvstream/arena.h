@@ -79,7 +79,7 @@ kvs_status kvs_arena_begin(kvs_arena *arena, uint32_t flags);
  * errors: EINVAL not building, size 0, bad flags or alignment, duplicate id; ENOSPACE no hole; ENOMEM (nothing staged) */
 kvs_status kvs_arena_reserve(kvs_arena *arena, kvs_region *region);
 
-/* Stage a region at region->offset_bytes. errors: as kvs_arena_reserve, and EINVAL misaligned, EBUSY overlap */
+/* Stage a region at region->offset_bytes. thread: owner of the layout. errors: as kvs_arena_reserve, and EINVAL misaligned, EBUSY overlap */
 kvs_status kvs_arena_reserve_at(kvs_arena *arena, kvs_region *region);
 
 /* Make the staged layout the committed one; metadata only, no byte moves, nothing waits. Refused as a whole, and the

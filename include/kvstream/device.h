@@ -151,10 +151,11 @@ void kvs_fence_release(kvs_fence *fence);
  * thread: any. errors: EINVAL already complete, or status positive */
 kvs_status kvs_fence_signal(kvs_fence *fence, int status);
 
-/* KVS_OK complete, KVS_PENDING not yet, or the negative status it completed with. thread: any */
+/* KVS_OK complete, KVS_PENDING not yet, or the negative status it completed with. thread: any. errors: EINVAL; that
+ * status */
 kvs_status kvs_fence_query(kvs_fence *fence);
 
-/* Wait up to timeout_ns. Returns as kvs_fence_query does. thread: any */
+/* Wait up to timeout_ns. Returns as kvs_fence_query does. thread: any. errors: as kvs_fence_query */
 kvs_status kvs_fence_wait(kvs_fence *fence, uint64_t timeout_ns);
 
 /* cffi:end */

@@ -90,7 +90,7 @@ kvs_status kvs_coordinator_add_consumer(kvs_coordinator *coordinator, const kvs_
  * old layout being restored */
 kvs_status kvs_coordinator_transition(kvs_coordinator *coordinator, uint32_t phase);
 
-/* Ask a running transition to stop before its next callback and undo. No effect outside one. thread: any */
+/* Ask a running transition to stop before its next callback and undo. No effect outside one. thread: any. errors: EINVAL */
 kvs_status kvs_coordinator_cancel(kvs_coordinator *coordinator);
 
 /* Admit one unit of work; `ticket` is nonzero. thread: owner. errors: EBUSY; EPOISONED; EINVAL no phase active */

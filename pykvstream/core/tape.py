@@ -32,11 +32,15 @@ class WeightLayout(enum.IntEnum):
 
 
 class TensorKind(enum.IntEnum):
+    """Where a tensor lies: in the workspace, or in memory that each pass supplies."""
+
     WORK = lib.KVS_TENSOR_WORK
     OUTPUT = lib.KVS_TENSOR_OUTPUT
 
 
 class RowKind(enum.IntEnum):
+    """What a tensor's rows are: the tokens of a pass, or its requested output rows."""
+
     PASS = lib.KVS_ROWS_PASS
     OUT = lib.KVS_ROWS_OUT
 
@@ -103,6 +107,8 @@ class Op:
 
 @dataclass(frozen=True, slots=True)
 class TapeInfo:
+    """What a sealed tape is: counts, and bytes of its workspace and of the weights that a pass reads."""
+
     n_ops: int
     n_tensors: int
     workspace_bytes: int

@@ -8,18 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.meta.tree import ROOT, Function, cases, functions, headers, structs
+from tests.meta.tree import ROOT, Function, functions, headers, structs
 
 # Structs that describe an element of an array or geometry that other structs hold: they never grow.
 FIXED = {"kvs_kv_layer", "kvs_demand", "kvs_span", "kvs_phase_region"}
-WITHOUT_THREAD_RULE: dict[str, str] = {
-    "kvs_arena_reserve_at": "its comment refers to kvs_arena_reserve for errors, not for threads",
-}
-WITHOUT_ERRORS: dict[str, str] = {
-    "kvs_fence_query": "its comment says what it returns without the word",
-    "kvs_fence_wait": "its comment refers to kvs_fence_query",
-    "kvs_coordinator_cancel": "its comment names no errors",
-}
 COMMENTS = {each.name: each.comment for each in functions()}
 FALLIBLE = [each for each in functions() if each.returns == "kvs_status"]
 
@@ -34,12 +26,12 @@ def test_every_function_has_a_comment() -> None:
     assert names([each for each in found if not each.comment]) == []
 
 
-@pytest.mark.parametrize("name", cases(COMMENTS, WITHOUT_THREAD_RULE))
+@pytest.mark.parametrize("name", COMMENTS)
 def test_function_states_its_threads(name: str) -> None:
     assert "thread" in COMMENTS[name]
 
 
-@pytest.mark.parametrize("name", cases((each.name for each in FALLIBLE), WITHOUT_ERRORS))
+@pytest.mark.parametrize("name", (each.name for each in FALLIBLE))
 def test_function_that_can_fail_states_its_errors(name: str) -> None:
     assert "errors" in COMMENTS[name]
 

@@ -9,12 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.meta.tree import PACKAGE, cases, component, module_name, relative, sources
-
-WITHOUT_DOCSTRING = {
-    f"pykvstream.core.tape.{name}": "says in no sentence what it is"
-    for name in ("TensorKind", "RowKind", "TapeInfo")
-}
+from tests.meta.tree import PACKAGE, component, module_name, relative, sources
 
 
 def modules() -> list[Path]:
@@ -44,7 +39,7 @@ def test_every_module_says_what_it_is() -> None:
     assert [relative(path) for path in found if not ast.get_docstring(ast.parse(path.read_text("utf-8")))] == []
 
 
-@pytest.mark.parametrize("name", cases(public_definitions(), WITHOUT_DOCSTRING))
+@pytest.mark.parametrize("name", public_definitions())
 def test_public_class_or_function_is_documented(name: str) -> None:
     assert public_definitions()[name]
 
