@@ -132,8 +132,9 @@ kvs_status kvs_tape_add_layer(kvs_tape *tape, const kvs_kv_layer *layer, uint32_
 /* thread: owner. errors: EINVAL unknown code or ids, wrong shape, each named; EBUSY sealed; ENOMEM */
 kvs_status kvs_tape_add_op(kvs_tape *tape, const kvs_op_desc *desc);
 
-/* Freeze: every tensor must be written before it is read and every output written; tensors get workspace by lifetime, first
- * fit. thread: owner. errors: EINVAL naming operation and tensor; EOVERFLOW; ENOMEM */
+/* Freeze: every tensor must be written before it is read and every output written; a layer is written once, before it is attended
+ * to, and layers are attended to in rising order. Tensors get workspace by lifetime, first fit.
+ * thread: owner. errors: EINVAL naming operation and tensor or layer; EOVERFLOW; ENOMEM */
 kvs_status kvs_tape_seal(kvs_tape *tape);
 
 /* thread: any. errors: EINVAL */

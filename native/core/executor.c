@@ -51,6 +51,9 @@ static kvs_status check_bind(kvs_tape *tape, kvs_arena *arena, kvs_lease *worksp
     if (kvs_lease_arena(workspace) != arena) {
         return kvs_fail(tape->device, KVS_EINVAL, "the workspace lease belongs to another arena");
     }
+    if (kvs_lease_device(workspace) != tape->device) {
+        return kvs_fail(tape->device, KVS_EINVAL, "the workspace lies on another device");
+    }
     if (kvs_lease_bytes(workspace) < tape->workspace_bytes) {
         return kvs_fail(tape->device, KVS_ENOSPACE, "workspace: need %llu bytes, have %llu", (kvs_ull)tape->workspace_bytes,
                         (kvs_ull)kvs_lease_bytes(workspace));

@@ -192,6 +192,40 @@ static kvs_status find_lifetimes(kvs_tape *tape)
     return KVS_OK;
 }
 
+static bool is_written_before(const kvs_tape *tape, uint32_t layer, uint32_t end)
+{
+    for (uint32_t i = 0; i < end; i++) {
+        if (tape->ops[i].code == KVS_OP_KV_WRITE && tape->ops[i].layer == layer) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Pages stream in the order of layers, and the tail must hold the rows of the pass before anybody reads it. */
+static kvs_status check_layer_order(kvs_tape *tape)
+{
+    uint32_t next = 0;
+    for (uint32_t i = 0; i < tape->n_ops; i++) {
+        const kvs_op_desc *op = &tape->ops[i];
+        if (op->code == KVS_OP_KV_WRITE && is_written_before(tape, op->layer, i)) {
+            return kvs_fail(tape->device, KVS_EINVAL, "operation %u (kv_write): layer %u is written twice", i, op->layer);
+        }
+        if (op->code != KVS_OP_ATTEND) {
+            continue;
+        }
+        if (op->layer < next) {
+            return kvs_fail(tape->device, KVS_EINVAL, "operation %u (attend): layer %u comes after layer %u", i, op->layer,
+                            next - 1);
+        }
+        if (!is_written_before(tape, op->layer, i)) {
+            return kvs_fail(tape->device, KVS_EINVAL, "operation %u (attend): layer %u is not written before", i, op->layer);
+        }
+        next = op->layer + 1;
+    }
+    return KVS_OK;
+}
+
 static bool alive_together(const kvs_tape_tensor *a, const kvs_tape_tensor *b)
 {
     return a->first_write <= b->last_use && b->first_write <= a->last_use;
@@ -273,6 +307,9 @@ kvs_status kvs_tape_seal(kvs_tape *tape)
         return kvs_fail(tape->device, KVS_EINVAL, "a tape without operations");
     }
     status = find_lifetimes(tape);
+    if (status == KVS_OK) {
+        status = check_layer_order(tape);
+    }
     if (status == KVS_OK) {
         status = place_tensors(tape);
     }

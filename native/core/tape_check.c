@@ -128,6 +128,9 @@ static kvs_status check_matmul(const struct checker *c)
         if (status == KVS_OK && out == op->in[0]) {
             status = refuse_text(c, "input and output are the same tensor");
         }
+        if (status == KVS_OK && i > 0 && i < n_outputs && (out == op->out[0] || (i == 2 && out == op->out[1]))) {
+            status = refuse_text(c, "two outputs are the same tensor");
+        }
         if (status == KVS_OK) {
             status = want_weight(c, op->weights[i], KVS_WEIGHT_PANELS, in->cols, tensor_of(c, out)->cols);
         }
@@ -210,6 +213,9 @@ static kvs_status check_attend(const struct checker *c)
         return refuse_text(c, "query heads are no multiple of KV heads");
     }
     status = want_tensor(c, c->op->in[0], "q columns", (uint64_t)heads * kv->head_dim_k, KVS_ROWS_PASS);
+    if (status == KVS_OK && c->op->in[0] == c->op->out[0]) {
+        status = refuse_text(c, "input and output are the same tensor");
+    }
     if (status != KVS_OK) {
         return status;
     }
