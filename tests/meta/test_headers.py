@@ -31,7 +31,7 @@ def test_function_states_its_threads(name: str) -> None:
     assert "thread" in COMMENTS[name]
 
 
-@pytest.mark.parametrize("name", (each.name for each in FALLIBLE))
+@pytest.mark.parametrize("name", [each.name for each in FALLIBLE])
 def test_function_that_can_fail_states_its_errors(name: str) -> None:
     assert "errors" in COMMENTS[name]
 
