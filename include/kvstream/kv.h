@@ -65,7 +65,8 @@ kvs_status kvs_record_layout(const kvs_kv_layer *layer, kvs_record_info *info);
 
 /* Encode float rows of all heads into a record, with the vector code of the device (or its reference).
  * shape: k [n_rows][n_kv_heads * head_dim_k], v [n_rows][n_kv_heads * head_dim_v]; rows first_row.. of the record.
- * Values are encoded as given: rotation is a separate operation. thread: any. errors: EINVAL; ENOSPACE rows outside */
+ * Values are encoded as given: rotation is a separate operation. thread: any. errors: EINVAL; ENOSPACE rows outside;
+ * EUNSUPPORTED a device without bytes */
 kvs_status kvs_record_encode_rows(kvs_device *device, const kvs_kv_layer *layer, void *record, uint32_t first_row,
                                   uint32_t n_rows, const float *k, const float *v);
 

@@ -1,4 +1,5 @@
-/* internal.h: what every translation unit of the core may use: failing with a text, checked arithmetic, atomics.
+/* internal.h: what every translation unit of the core may use: failing with a text, checked structs and
+ * arithmetic, atomics.
  *
  * Failing: `return kvs_fail(device, KVS_ENOSPACE, "need %llu bytes, have %llu (ring)", ...)`. The text is kept per
  * device and thread.
@@ -18,6 +19,9 @@
 #endif
 
 typedef unsigned long long kvs_ull; /* what %llu prints */
+
+/* A struct that the caller fills or receives: present and at least as long as this library knows it. */
+#define KVS_STRUCT_OK(pointer) ((pointer) != NULL && (pointer)->struct_size >= (uint32_t)sizeof *(pointer))
 
 /* Record the text of a failure for this device and thread; returns `status`. `device` may be NULL. */
 kvs_status kvs_fail(kvs_device *device, kvs_status status, const char *format, ...) KVS_PRINTF(3, 4);

@@ -71,7 +71,7 @@ typedef struct kvs_backend {
     void (*attend_wave)(void *self, const struct kvs_bound_op *op, const struct kvs_step *step, uint64_t page_begin,
                         uint64_t page_end);
     void (*attend_finish)(void *self, const struct kvs_bound_op *op, const struct kvs_step *step);
-    /* Attention over a frozen plan, and the record codec, for callers outside a tape. */
+    /* Attention over a frozen plan, and the record codec (NULL: unsupported), for callers outside a tape. */
     kvs_status (*attend_plan)(void *self, const kvs_attend_desc *desc, const kvs_kv_layer *layer, const uint64_t *pages,
                               uint64_t active_tokens, uint32_t n_query_rows);
     void (*record_encode)(void *self, const kvs_kv_layer *layer, const kvs_record_info *record, void *bytes,
@@ -95,5 +95,16 @@ struct kvs_device_view kvs_device_backend(kvs_device *device);
 
 /* Accounting of device bytes (arena, weights), for kvs_device_get_info. */
 void kvs_device_count_bytes(kvs_device *device, int64_t delta);
+
+/* What backends tell the device of their copies. thread: any */
+/* A copy has finished and moved its bytes. */
+void kvs_device_count_copy(kvs_device *device, const kvs_copy *copy, uint64_t spent_ns);
+/* A copy has failed: kvs_device_run_copies reports it. */
+void kvs_device_count_failed_copy(kvs_device *device);
+
+/* Host history as backends name it: `kvs_host_base` is what kvs_copy.host_base wants. */
+kvs_device *kvs_host_device(const kvs_host *host);
+uint64_t kvs_host_base(const kvs_host *host);
+uint64_t kvs_host_bytes(const kvs_host *host);
 
 #endif

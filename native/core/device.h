@@ -10,11 +10,6 @@
 #include "core/backend.h"
 #include "kvstream/arena.h"
 
-/* A struct that the caller fills or receives: present and at least as long as this library knows
- * it. */
-#define KVS_STRUCT_OK(pointer)                                                                     \
-    ((pointer) != NULL && (pointer)->struct_size >= (uint32_t)sizeof *(pointer))
-
 /* Device. */
 void kvs_device_retain(kvs_device *device);
 uint32_t kvs_device_flags(const kvs_device *device);
@@ -22,21 +17,14 @@ static inline bool kvs_device_has(const kvs_device *device, kvs_device_flag flag
 {
     return (kvs_device_flags(device) & (uint32_t)flag) != 0;
 }
-/* A copy has finished and moved its bytes. thread: any (the copy thread) */
-void kvs_device_count_copy(kvs_device *device, const kvs_copy *copy, uint64_t spent_ns);
-/* A copy has failed: kvs_device_run_copies reports it. thread: any (the copy thread) */
-void kvs_device_count_failed_copy(kvs_device *device);
 
 /* Buffers. */
 kvs_device *kvs_buffer_device(const kvs_buffer *buffer);
 uint64_t kvs_buffer_address(const kvs_buffer *buffer);
 uint64_t kvs_buffer_bytes(const kvs_buffer *buffer);
 
-/* Host history. `kvs_host_base` is what kvs_copy.host_base wants. */
+/* Host history: the rest is in backend.h. */
 void kvs_host_retain(kvs_host *host);
-kvs_device *kvs_host_device(const kvs_host *host);
-uint64_t kvs_host_base(const kvs_host *host);
-uint64_t kvs_host_bytes(const kvs_host *host);
 
 /* Arenas and leases. Address and extent of a lease never change while it lives. */
 kvs_device *kvs_arena_device(const kvs_arena *arena);

@@ -186,6 +186,31 @@ static void test_rows_outside_the_page_are_refused(void)
     CHECK_OK(kvs_record_unpack_rows(&layer, record, 0, 0, 256, 0, blocks));
 }
 
+static void test_float_rows_are_refused_by_name(void)
+{
+    const kvs_kv_layer layer = {
+        .n_kv_heads = 1, .head_dim_k = 32, .head_dim_v = 32, .type_k = KVS_TYPE_Q8_0, .type_v = KVS_TYPE_Q8_0};
+    const float rows[32] = {0.0f};
+    uint8_t record[1];
+    char text[200];
+    for (uint32_t backend = KVS_BACKEND_CPU; backend <= KVS_BACKEND_TRACE; backend++) {
+        const kvs_device_desc desc = {.struct_size = sizeof desc, .backend = backend, .n_threads = 1};
+        kvs_device *device = NULL;
+        CHECK_OK(kvs_device_create(&desc, &device));
+        CHECK_STATUS(kvs_record_encode_rows(device, &layer, NULL, 0, 1, rows, rows), KVS_EINVAL);
+        CHECK_STATUS(kvs_record_encode_rows(device, &layer, record, 255, 2, rows, rows), KVS_ENOSPACE);
+        CHECK_OK(kvs_device_last_error(device, text, sizeof text));
+        CHECK(strcmp(text, "rows 255 and 2 more, a page has 256") == 0);
+        const bool has_bytes = backend == KVS_BACKEND_CPU;
+        CHECK_STATUS(kvs_record_encode_rows(device, &layer, record, 0, 1, rows, NULL),
+                     has_bytes ? KVS_EINVAL : KVS_EUNSUPPORTED);
+        CHECK_STATUS(kvs_record_decode_rows(device, &layer, record, 0, 1, NULL, NULL),
+                     has_bytes ? KVS_EINVAL : KVS_EUNSUPPORTED);
+        kvs_device_release(device);
+    }
+    CHECK_STATUS(kvs_record_encode_rows(NULL, &layer, record, 0, 1, rows, rows), KVS_EINVAL);
+}
+
 int main(void)
 {
     test_layout_of_q8_0_and_q4_0_is_as_published();
@@ -195,5 +220,6 @@ int main(void)
     test_pack_and_unpack_are_inverse();
     test_unpacked_block_is_scale_high_codes();
     test_rows_outside_the_page_are_refused();
+    test_float_rows_are_refused_by_name();
     return check_finish();
 }

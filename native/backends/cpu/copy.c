@@ -2,7 +2,6 @@
 
 #include "backends/cpu/hostmap.h"
 #include "base/sync.h"
-#include "core/device.h"
 
 #include <pthread.h>
 #include <signal.h>

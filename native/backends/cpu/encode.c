@@ -1,6 +1,5 @@
 /* encode.c: rows of all heads into and out of records, and which twin does it. */
 #include "backends/cpu/encode.h"
-#include "core/device.h"
 
 #if defined(__x86_64__)
 #define HAVE_AVX2 1
@@ -97,61 +96,4 @@ void kvs_decode_rows(uint32_t isa, const kvs_kv_layer *layer, const kvs_record_i
         decode_side(kvs_decode_select(isa, layer->type_v), info, KVS_PLANE_V_CODES, layer->n_kv_heads,
                     layer->head_dim_v, record, first_row, n_rows, v, v_stride);
     }
-}
-
-/* Layout and instruction set of a public call. */
-static kvs_status open_rows(kvs_device *device, const kvs_kv_layer *layer, const void *record, uint32_t first_row,
-                            uint32_t n_rows, kvs_record_info *info, uint32_t *isa)
-{
-    kvs_device_info about = {.struct_size = sizeof about};
-    kvs_status status = kvs_device_get_info(device, &about);
-    if (status == KVS_OK) {
-        status = kvs_record_layout(layer, info);
-    }
-    if (status != KVS_OK) {
-        return status;
-    }
-    if (record == NULL) {
-        return kvs_fail(device, KVS_EINVAL, "no record");
-    }
-    if (first_row > KVS_PAGE_TOKENS || n_rows > KVS_PAGE_TOKENS - first_row) {
-        return kvs_fail(device, KVS_ENOSPACE, "rows %u and %u more, a page has %u", first_row, n_rows,
-                        KVS_PAGE_TOKENS);
-    }
-    *isa = (about.flags & KVS_DEVICE_REFERENCE_OPS) != 0 ? KVS_ISA_REFERENCE : about.isa;
-    return KVS_OK;
-}
-
-kvs_status kvs_record_encode_rows(kvs_device *device, const kvs_kv_layer *layer, void *record, uint32_t first_row,
-                                  uint32_t n_rows, const float *k, const float *v)
-{
-    kvs_record_info info = {.struct_size = sizeof info};
-    uint32_t isa = KVS_ISA_REFERENCE;
-    kvs_status status = open_rows(device, layer, record, first_row, n_rows, &info, &isa);
-    if (status == KVS_OK && (k == NULL || v == NULL)) {
-        status = kvs_fail(device, KVS_EINVAL, "no rows to encode");
-    }
-    if (status == KVS_OK) {
-        kvs_encode_rows(isa, layer, &info, record, first_row, n_rows, k,
-                        (uint64_t)layer->n_kv_heads * layer->head_dim_k, v,
-                        (uint64_t)layer->n_kv_heads * layer->head_dim_v);
-    }
-    return status;
-}
-
-kvs_status kvs_record_decode_rows(kvs_device *device, const kvs_kv_layer *layer, const void *record,
-                                  uint32_t first_row, uint32_t n_rows, float *k, float *v)
-{
-    kvs_record_info info = {.struct_size = sizeof info};
-    uint32_t isa = KVS_ISA_REFERENCE;
-    kvs_status status = open_rows(device, layer, record, first_row, n_rows, &info, &isa);
-    if (status == KVS_OK && (k == NULL || v == NULL)) {
-        status = kvs_fail(device, KVS_EINVAL, "no room to decode into");
-    }
-    if (status == KVS_OK) {
-        kvs_decode_rows(isa, layer, &info, record, first_row, n_rows, k,
-                        (uint64_t)layer->n_kv_heads * layer->head_dim_k, v,
-                        (uint64_t)layer->n_kv_heads * layer->head_dim_v);
-    }
-    return status;
 }

@@ -1,6 +1,5 @@
 /* control.c: costs, faults, reports: what a test says to a trace device and hears from it. */
 #include "backends/trace/state.h"
-#include "core/device.h"
 
 static kvs_status refuse(kvs_device *device)
 {

@@ -1,5 +1,4 @@
 #include "backends/trace/state.h"
-#include "core/device.h"
 
 #include <stddef.h>
 #include <stdio.h>
