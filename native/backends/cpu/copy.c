@@ -1,33 +1,18 @@
+/* copy.c: the engine: its host memory, the copy thread, deferred mode, submission and waiting. */
 #include "backends/cpu/copy.h"
 
-#include "backends/cpu/hostmap.h"
+#include "backends/cpu/copy_queue.h"
 #include "base/sync.h"
 
 #include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
-#include <string.h>
 
 /* A waiter looks this often before it sleeps: a few microseconds, less than a wake-up costs, and short enough that the
  * copy thread keeps its core. */
 #define SPIN_LOOKS 64
 
-#define FIRST_CAPACITY 64U
-
 enum { QUEUE_FREE = 0, QUEUE_GATED = 1, N_QUEUES = 2 };
-
-typedef struct entry {
-    kvs_copy copy;
-    kvs_hostmap *map;
-} entry;
-
-/* Ring buffer; the capacity is a power of two. */
-typedef struct queue {
-    entry *entries;
-    uint32_t capacity;
-    uint32_t head;
-    uint32_t count;
-} queue;
 
 struct kvs_copy_engine {
     kvs_device *device;
@@ -39,7 +24,7 @@ struct kvs_copy_engine {
     pthread_t thread;
 
     /* Below: under the lock. */
-    queue queues[N_QUEUES];
+    kvs_copy_queue queues[N_QUEUES];
     kvs_hostmap **maps;
     uint32_t n_maps;
     uint32_t maps_capacity;
@@ -80,163 +65,21 @@ static uint64_t draw(kvs_copy_engine *engine)
     return z ^ (z >> 31);
 }
 
-/* ---- queues ---- */
-
-static entry *queue_at(const queue *q, uint32_t index)
-{
-    return &q->entries[(q->head + index) & (q->capacity - 1)];
-}
-
-static bool queue_grow(queue *q, uint32_t more)
-{
-    if (more <= q->capacity - q->count) {
-        return true;
-    }
-    uint64_t capacity = q->capacity == 0 ? FIRST_CAPACITY : q->capacity;
-    while (capacity < (uint64_t)q->count + more) {
-        capacity *= 2;
-    }
-    if (capacity > UINT32_MAX / 2) {
-        return false;
-    }
-    entry *entries = malloc((size_t)capacity * sizeof *entries);
-    if (entries == NULL) {
-        return false;
-    }
-    for (uint32_t i = 0; i < q->count; i++) {
-        entries[i] = *queue_at(q, i);
-    }
-    free(q->entries);
-    q->entries = entries;
-    q->capacity = (uint32_t)capacity;
-    q->head = 0;
-    return true;
-}
-
-static void queue_push(queue *q, const entry *item)
-{
-    q->count++;
-    *queue_at(q, q->count - 1) = *item;
-}
-
-static entry queue_pop(queue *q)
-{
-    const entry item = *queue_at(q, 0);
-    q->head = (q->head + 1) & (q->capacity - 1);
-    q->count--;
-    return item;
-}
-
-static void queue_drop(queue *q, const _Atomic uint64_t *done)
-{
-    uint32_t kept = 0;
-    for (uint32_t i = 0; i < q->count; i++) {
-        const entry *item = queue_at(q, i);
-        if (item->copy.done != done) {
-            *queue_at(q, kept++) = *item;
-        }
-    }
-    q->count = kept;
-}
-
-static bool may_go(const queue *q)
-{
-    if (q->count == 0) {
-        return false;
-    }
-    const kvs_copy *copy = &queue_at(q, 0)->copy;
-    /* Acquire: what the readers did before they raised the gate happens before the slot is overwritten. */
-    return copy->gate == NULL || atomic_load_explicit(copy->gate, memory_order_acquire) >= copy->gate_value;
-}
-
 static bool is_empty(const kvs_copy_engine *engine)
 {
     return engine->queues[QUEUE_FREE].count == 0 && engine->queues[QUEUE_GATED].count == 0;
 }
 
-/* ---- one copy ---- */
-
-static void move_pieces(const kvs_copy *copy)
-{
-    uint8_t *host = (uint8_t *)(uintptr_t)(copy->host_base + copy->host_offset);
-    uint8_t *device = (uint8_t *)(uintptr_t)copy->device_address;
-    for (uint32_t i = 0; i < copy->n_pieces; i++) {
-        if (copy->is_out) {
-            memcpy(host, device, (size_t)copy->n_bytes);
-        } else {
-            memcpy(device, host, (size_t)copy->n_bytes);
-        }
-        host += copy->host_stride_bytes;
-        device += copy->device_stride_bytes;
-    }
-}
-
-/* Bytes from the first to behind the last one in host memory; false on overflow. */
-static bool host_extent(const kvs_copy *copy, uint64_t *n_bytes)
-{
-    uint64_t strides;
-    return kvs_mul_u64(copy->n_pieces - 1, copy->host_stride_bytes, &strides) &&
-           kvs_add_u64(strides, copy->n_bytes, n_bytes);
-}
-
-static kvs_status copy_now(kvs_copy_engine *engine, const entry *item)
-{
-    const kvs_copy *copy = &item->copy;
-    const kvs_status verdict = kvs_hook_ask(engine->device, KVS_HOOK_COPY);
-    if (verdict < 0) {
-        return verdict;
-    }
-    uint64_t n_bytes = 0;
-    if (!host_extent(copy, &n_bytes)) {
-        return KVS_EOVERFLOW;
-    }
-    if (verdict != KVS_PENDING) {
-        if (!kvs_hostmap_open(item->map, copy->host_offset, n_bytes)) {
-            return KVS_ENOMEM;
-        }
-        move_pieces(copy);
-        kvs_hostmap_close(item->map, copy->host_offset, n_bytes);
-    }
-    return KVS_OK;
-}
-
-/* The entry ends whatever happened; counts and `failed` are stored first, so whoever sees `done` sees them too. Returns
- * whether the failure found no `failed` to go to. */
-static bool finish(kvs_copy_engine *engine, const kvs_copy *copy, kvs_status status, uint64_t spent_ns)
-{
-    if (status < 0) {
-        kvs_device_count_failed_copy(engine->device);
-    } else {
-        kvs_device_count_copy(engine->device, copy, spent_ns);
-    }
-    const bool is_unheard = status < 0 && copy->failed == NULL;
-    if (status < 0 && copy->failed != NULL) {
-        int none = 0;
-        (void)atomic_compare_exchange_strong(copy->failed, &none, (int)status);
-    }
-    if (copy->done != NULL) {
-        atomic_store_explicit(copy->done, copy->done_value, memory_order_release);
-    }
-    return is_unheard;
-}
-
-static bool run(kvs_copy_engine *engine, const entry *item)
-{
-    const uint64_t started_ns = kvs_clock_ns();
-    const kvs_status status = copy_now(engine, item);
-    return finish(engine, &item->copy, status, kvs_clock_ns() - started_ns);
-}
-
 /* ---- the copy thread ---- */
 
 /* Called with the lock held, which is given up while bytes move. */
-static void serve(kvs_copy_engine *engine, queue *q)
+static void serve(kvs_copy_engine *engine, kvs_copy_queue *q)
 {
-    const entry item = queue_pop(q);
+    const kvs_copy_entry item = kvs_copy_queue_pop(q);
     engine->is_running = true;
     engine->running_done = item.copy.done;
     unlock(engine);
-    const bool is_unheard = run(engine, &item);
+    const bool is_unheard = kvs_copy_carry_out(engine->device, &item);
     lock(engine);
     engine->is_running = false;
     engine->running_done = NULL;
@@ -251,9 +94,9 @@ static void *thread_main(void *argument)
     kvs_copy_engine *engine = argument;
     lock(engine);
     while (!engine->must_stop) {
-        if (may_go(&engine->queues[QUEUE_FREE])) {
+        if (kvs_copy_queue_may_go(&engine->queues[QUEUE_FREE])) {
             serve(engine, &engine->queues[QUEUE_FREE]);
-        } else if (may_go(&engine->queues[QUEUE_GATED])) {
+        } else if (kvs_copy_queue_may_go(&engine->queues[QUEUE_GATED])) {
             serve(engine, &engine->queues[QUEUE_GATED]);
         } else {
             engine->is_asleep = true;
@@ -289,14 +132,14 @@ static bool start_thread(kvs_copy_engine *engine)
 /* Run one queued copy with the lock held; false when none may go. */
 static bool run_one(kvs_copy_engine *engine)
 {
-    const bool free_goes = may_go(&engine->queues[QUEUE_FREE]);
-    const bool gated_goes = may_go(&engine->queues[QUEUE_GATED]);
+    const bool free_goes = kvs_copy_queue_may_go(&engine->queues[QUEUE_FREE]);
+    const bool gated_goes = kvs_copy_queue_may_go(&engine->queues[QUEUE_GATED]);
     if (!free_goes && !gated_goes) {
         return false;
     }
     const bool takes_free = free_goes && (!gated_goes || (draw(engine) & 1) != 0);
-    const entry item = queue_pop(&engine->queues[takes_free ? QUEUE_FREE : QUEUE_GATED]);
-    engine->has_failed |= run(engine, &item);
+    const kvs_copy_entry item = kvs_copy_queue_pop(&engine->queues[takes_free ? QUEUE_FREE : QUEUE_GATED]);
+    engine->has_failed |= kvs_copy_carry_out(engine->device, &item);
     return true;
 }
 
@@ -315,8 +158,8 @@ static void free_parts(kvs_copy_engine *engine)
         kvs_hostmap_destroy(engine->maps[i]);
     }
     free(engine->maps);
-    free(engine->queues[QUEUE_FREE].entries);
-    free(engine->queues[QUEUE_GATED].entries);
+    kvs_copy_queue_free(&engine->queues[QUEUE_FREE]);
+    kvs_copy_queue_free(&engine->queues[QUEUE_GATED]);
     kvs_cond_destroy(&engine->progress);
     kvs_cond_destroy(&engine->work);
     kvs_mutex_destroy(&engine->lock);
@@ -354,10 +197,10 @@ kvs_status kvs_copy_engine_create(kvs_device *device, uint32_t flags, uint64_t s
     made->is_deferred = (flags & KVS_DEVICE_DEFERRED) != 0;
     made->is_strict = (flags & KVS_DEVICE_STRICT_HISTORY) != 0;
     made->schedule = seed;
-    if (!queue_grow(&made->queues[QUEUE_FREE], FIRST_CAPACITY) ||
-        !queue_grow(&made->queues[QUEUE_GATED], FIRST_CAPACITY)) {
+    if (!kvs_copy_queue_reserve(&made->queues[QUEUE_FREE], KVS_COPY_QUEUE_FIRST) ||
+        !kvs_copy_queue_reserve(&made->queues[QUEUE_GATED], KVS_COPY_QUEUE_FIRST)) {
         free_parts(made);
-        return kvs_fail(device, KVS_ENOMEM, "no memory for %u queued copies (copy engine)", FIRST_CAPACITY);
+        return kvs_fail(device, KVS_ENOMEM, "no memory for %u queued copies (copy engine)", KVS_COPY_QUEUE_FIRST);
     }
     if (!made->is_deferred && !start_thread(made)) {
         free_parts(made);
@@ -455,7 +298,7 @@ static kvs_status check_copy(const kvs_copy_engine *engine, const kvs_copy *copy
     }
     uint64_t n_bytes = 0;
     uint64_t end = 0;
-    if (!host_extent(copy, &n_bytes) || !kvs_add_u64(copy->host_offset, n_bytes, &end)) {
+    if (!kvs_copy_host_extent(copy, &n_bytes) || !kvs_add_u64(copy->host_offset, n_bytes, &end)) {
         return KVS_EOVERFLOW;
     }
     return end <= kvs_hostmap_bytes(*map) ? KVS_OK : KVS_ENOSPACE;
@@ -478,7 +321,7 @@ static kvs_status check_all(kvs_copy_engine *engine, const kvs_copy *copies, uin
         more[queue_of(&copies[i])]++;
     }
     for (int q = 0; q < N_QUEUES; q++) {
-        if (!queue_grow(&engine->queues[q], more[q])) {
+        if (!kvs_copy_queue_reserve(&engine->queues[q], more[q])) {
             return KVS_ENOMEM;
         }
     }
@@ -490,9 +333,9 @@ kvs_status kvs_copy_engine_submit_many(kvs_copy_engine *engine, const kvs_copy *
     lock(engine);
     const kvs_status status = check_all(engine, copies, n_copies);
     for (uint32_t i = 0; status == KVS_OK && i < n_copies; i++) {
-        entry item = {.copy = copies[i], .map = NULL};
+        kvs_copy_entry item = {.copy = copies[i], .map = NULL};
         (void)check_copy(engine, &copies[i], &item.map);
-        queue_push(&engine->queues[queue_of(&copies[i])], &item);
+        kvs_copy_queue_push(&engine->queues[queue_of(&copies[i])], &item);
     }
     wake_thread(engine);
     unlock(engine);
@@ -587,7 +430,8 @@ void kvs_copy_engine_gate_advanced(kvs_copy_engine *engine)
 
 static bool is_idle(const kvs_copy_engine *engine)
 {
-    return !engine->is_running && !may_go(&engine->queues[QUEUE_FREE]) && !may_go(&engine->queues[QUEUE_GATED]);
+    return !engine->is_running && !kvs_copy_queue_may_go(&engine->queues[QUEUE_FREE]) &&
+           !kvs_copy_queue_may_go(&engine->queues[QUEUE_GATED]);
 }
 
 kvs_status kvs_copy_engine_drain(kvs_copy_engine *engine)
@@ -629,8 +473,8 @@ uint32_t kvs_copy_engine_run(kvs_copy_engine *engine, uint32_t limit)
 void kvs_copy_engine_cancel(kvs_copy_engine *engine, const _Atomic uint64_t *done)
 {
     lock(engine);
-    queue_drop(&engine->queues[QUEUE_FREE], done);
-    queue_drop(&engine->queues[QUEUE_GATED], done);
+    kvs_copy_queue_drop(&engine->queues[QUEUE_FREE], done);
+    kvs_copy_queue_drop(&engine->queues[QUEUE_GATED], done);
     /* The head may have changed for the copy thread, and a waiter may have nothing left to wait for. */
     wake_thread(engine);
     kvs_cond_wake_all(&engine->progress);

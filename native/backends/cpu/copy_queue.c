@@ -1,0 +1,77 @@
+/* copy_queue.c: copies that wait, in a ring buffer. */
+#include "backends/cpu/copy_queue.h"
+
+#include <stdlib.h>
+
+static kvs_copy_entry *queue_at(const kvs_copy_queue *q, uint32_t index)
+{
+    return &q->entries[(q->head + index) & (q->capacity - 1)];
+}
+
+bool kvs_copy_queue_reserve(kvs_copy_queue *q, uint32_t more)
+{
+    if (more <= q->capacity - q->count) {
+        return true;
+    }
+    uint64_t capacity = q->capacity == 0 ? KVS_COPY_QUEUE_FIRST : q->capacity;
+    while (capacity < (uint64_t)q->count + more) {
+        capacity *= 2;
+    }
+    if (capacity > UINT32_MAX / 2) {
+        return false;
+    }
+    kvs_copy_entry *entries = malloc((size_t)capacity * sizeof *entries);
+    if (entries == NULL) {
+        return false;
+    }
+    for (uint32_t i = 0; i < q->count; i++) {
+        entries[i] = *queue_at(q, i);
+    }
+    free(q->entries);
+    q->entries = entries;
+    q->capacity = (uint32_t)capacity;
+    q->head = 0;
+    return true;
+}
+
+void kvs_copy_queue_push(kvs_copy_queue *q, const kvs_copy_entry *item)
+{
+    q->count++;
+    *queue_at(q, q->count - 1) = *item;
+}
+
+kvs_copy_entry kvs_copy_queue_pop(kvs_copy_queue *q)
+{
+    const kvs_copy_entry item = *queue_at(q, 0);
+    q->head = (q->head + 1) & (q->capacity - 1);
+    q->count--;
+    return item;
+}
+
+void kvs_copy_queue_drop(kvs_copy_queue *q, const _Atomic uint64_t *done)
+{
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < q->count; i++) {
+        const kvs_copy_entry *item = queue_at(q, i);
+        if (item->copy.done != done) {
+            *queue_at(q, kept++) = *item;
+        }
+    }
+    q->count = kept;
+}
+
+bool kvs_copy_queue_may_go(const kvs_copy_queue *q)
+{
+    if (q->count == 0) {
+        return false;
+    }
+    const kvs_copy *copy = &queue_at(q, 0)->copy;
+    /* Acquire: what the readers did before they raised the gate happens before the slot is overwritten. */
+    return copy->gate == NULL || atomic_load_explicit(copy->gate, memory_order_acquire) >= copy->gate_value;
+}
+
+void kvs_copy_queue_free(kvs_copy_queue *q)
+{
+    free(q->entries);
+    *q = (kvs_copy_queue){0};
+}
