@@ -27,7 +27,6 @@ TOO_LONG = {
     name: "more than one subject in it: to be divided"
     for name in (
         "native/core/arena.c",
-        "native/core/ring.c",
         "tests/native/test_arena.c",
         "tests/native/test_phase.c",
     )
