@@ -1,4 +1,5 @@
-/* arena.h: the insides of an arena and its leases, shared by arena.c, lease.c and the coordinator.
+/* arena.h: the insides of an arena and its leases, shared by arena.c, arena_layout.c, lease.c and the
+ * coordinator.
  *
  * Locks: the arena's mutex guards everything below it, the counts and links of its leases included.
  * A fence's mutex may be taken under it, never the other way: fences call waiters outside their
@@ -66,6 +67,12 @@ bool kvs_arena_has_layout(kvs_arena *arena, const kvs_layout *layout);
  * EOVERFLOW; ENOMEM */
 kvs_status kvs_arena_install(kvs_arena *arena, const kvs_layout *layout, uint64_t expected_epoch,
                              uint64_t *epoch);
+
+/* Under the mutex: forget what is staged, if anything. */
+void kvs_arena_close_transaction(kvs_arena *arena);
+
+/* Under the mutex: ECLOSED, with the leases that are left. */
+kvs_status kvs_arena_refuse_released(kvs_arena *arena);
 
 /* Under the mutex: stop counting draining leases whose fence has completed. */
 void kvs_arena_collect(kvs_arena *arena);

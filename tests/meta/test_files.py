@@ -26,7 +26,6 @@ FILES = [relative(path) for path in sources(*PRODUCT, "tests", suffixes=CODE)]
 TOO_LONG = {
     name: "more than one subject in it: to be divided"
     for name in (
-        "native/core/arena.c",
         "tests/native/test_arena.c",
         "tests/native/test_phase.c",
     )
