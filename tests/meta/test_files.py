@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.meta.tree import ROOT, cases, relative, sources, without_comments
+from tests.meta.tree import ROOT, relative, sources, without_comments
 
 LONGEST = 500
 CODE = (".py", ".c", ".h")
@@ -23,13 +23,6 @@ MACHINE = re.compile(
 )
 
 FILES = [relative(path) for path in sources(*PRODUCT, "tests", suffixes=CODE)]
-TOO_LONG = {
-    name: "more than one subject in it: to be divided"
-    for name in (
-        "tests/native/test_arena.c",
-        "tests/native/test_phase.c",
-    )
-}
 
 
 def python_code_lines(path: Path) -> int:
@@ -60,7 +53,7 @@ def test_sources_are_found() -> None:
     assert len(FILES) > 100
 
 
-@pytest.mark.parametrize("name", cases(FILES, TOO_LONG))
+@pytest.mark.parametrize("name", FILES)
 def test_file_has_at_most_500_lines_of_code(name: str) -> None:
     assert code_lines(ROOT / name) <= LONGEST
 

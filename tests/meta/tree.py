@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = "pykvstream"
@@ -25,16 +23,6 @@ def sources(*folders: str, suffixes: tuple[str, ...]) -> list[Path]:
     """Return the files below some folders that have one of the suffixes, without caches."""
     found = (path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in suffixes)
     return sorted(path for path in found if "__pycache__" not in path.parts)
-
-
-def cases(names: Iterable[str], known: Mapping[str, str]) -> list[object]:
-    """Return one test parameter per name. Those of ``known`` break a rule today, for a stated reason: they are
-    expected to fail, and a rule that they keep again makes the suite fail until they are taken off the list.
-    """
-    return [
-        pytest.param(name, marks=pytest.mark.xfail(strict=True, reason=known[name])) if name in known else name
-        for name in sorted(set(names) | set(known))
-    ]
 
 
 def relative(path: Path) -> str:
