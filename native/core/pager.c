@@ -114,7 +114,7 @@ static kvs_status make_ring(kvs_pager *pager, kvs_lease *pool, uint32_t n_slots,
                           .n_slots = n_slots,
                           .lease = pool,
                           .slot_bytes = pager->slot_bytes,
-                          .run_limit_slots = n_slots / 2 == 0 ? 1 : n_slots / 2};
+                          .run_limit_slots = kvs_pager_run_slots(n_slots)};
     return kvs_ring_create(pager->device, &desc, ring);
 }
 

@@ -18,6 +18,13 @@
 /* In a free slot. Ids count up from 0 and never get here. */
 #define KVS_NO_PAGE UINT64_MAX
 
+/* Of a ring's slots, the longest run per copy and the shortest wave. One run is read, one arrives, one is ready: with two, a
+ * run that the end of a layer cuts short leaves the bus idle. */
+static inline uint32_t kvs_pager_run_slots(uint32_t ring_slots)
+{
+    return ring_slots < 3 ? 1 : ring_slots / 3;
+}
+
 /* A resident slot. A page has the same index in every sequence that shares it, so a slot is found again by index and id. */
 typedef struct kvs_slot {
     uint64_t page_id; /* KVS_NO_PAGE: free */

@@ -149,7 +149,7 @@ static void observe_wave(kvs_pager *pager)
     }
 }
 
-/* A ring wave is everything that is ready, at least half of what the ring can hold: long enough to keep all threads busy,
+/* A ring wave is everything that is ready, at least a run: long enough to keep all threads busy,
  * short enough that copies of the next wave run beside it. */
 static kvs_status acquire_streamed(kvs_pager *pager, const kvs_pass_layer *pass, uint64_t page_begin, uint64_t *page_end)
 {
@@ -160,8 +160,7 @@ static kvs_status acquire_streamed(kvs_pager *pager, const kvs_pass_layer *pass,
         return kvs_fail(pager->device, KVS_EINVAL, "page %llu is demand %llu, but %llu is the next to be read",
                         (kvs_ull)page_begin, (kvs_ull)first, (kvs_ull)kvs_ring_consumed(pager->ring));
     }
-    uint64_t half = kvs_ring_open_slots(pager->ring) / 2;
-    uint64_t end = first + (half == 0 ? 1 : half);
+    uint64_t end = first + kvs_pager_run_slots(kvs_ring_open_slots(pager->ring));
     uint64_t reachable = kvs_ring_acquirable_end(pager->ring);
     uint64_t ready = kvs_ring_ready(pager->ring);
     end = ready > end ? ready : end;
