@@ -19,7 +19,7 @@ configure() {
     local build=build/$1
     shift
     if [ ! -f "$build/build.ninja" ]; then
-        meson setup "$build" --buildtype=debugoptimized -Doptimization=2 -Dwerror=false -Db_lundef=false "$@"
+        meson setup "$build" --buildtype=debugoptimized -Doptimization=1 -Dwerror=false -Db_lundef=false "$@"
     fi
 }
 
