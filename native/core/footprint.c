@@ -62,10 +62,15 @@ static kvs_status report_weight(const struct walk *w, const kvs_weight_view *wei
     return status;
 }
 
-static void report_page(const struct walk *w, uint64_t page, uint64_t address, uint64_t n_bytes, bool is_write)
+static void report_page(const struct walk *w, uint64_t page, uint64_t record, uint64_t offset, uint64_t n_bytes,
+                        bool is_write)
 {
-    const kvs_access access = {
-        .address = address, .n_bytes = n_bytes, .page = page, .kind = KVS_ACCESS_PAGE, .is_write = is_write};
+    const kvs_access access = {.address = record + offset,
+                               .n_bytes = n_bytes,
+                               .page = page,
+                               .record = record,
+                               .kind = KVS_ACCESS_PAGE,
+                               .is_write = is_write};
     w->visit(w->user, &access);
 }
 
@@ -74,14 +79,14 @@ static void report_rows(const struct walk *w, const kvs_kv_layer *layer, const k
                         uint64_t address, uint64_t first, uint64_t end, bool is_write)
 {
     if (first == 0 && end == KVS_PAGE_TOKENS) {
-        report_page(w, page, address, record->record_bytes, is_write);
+        report_page(w, page, address, 0, record->record_bytes, is_write);
         return;
     }
     for (uint32_t head = 0; head < layer->n_kv_heads; head++) {
         for (uint32_t plane = 0; plane < KVS_N_PLANES; plane++) {
             const uint64_t bytes = record->plane_row_bytes[plane];
             if (bytes != 0) {
-                report_page(w, page, address + head * record->head_bytes + record->plane_offset_bytes[plane] + first * bytes,
+                report_page(w, page, address, head * record->head_bytes + record->plane_offset_bytes[plane] + first * bytes,
                             (end - first) * bytes, is_write);
             }
         }

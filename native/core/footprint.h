@@ -18,7 +18,8 @@ typedef enum kvs_access_kind {
 typedef struct kvs_access {
     uint64_t address;
     uint64_t n_bytes;
-    uint64_t page; /* absolute number, for PAGE */
+    uint64_t page;   /* absolute number, for PAGE */
+    uint64_t record; /* address of the page's record, for PAGE */
     uint32_t kind; /* kvs_access_kind */
     bool is_write;
 } kvs_access;

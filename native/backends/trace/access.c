@@ -52,7 +52,8 @@ static void find_hazard(const struct visit *v, const kvs_interval *item, uint32_
                                .address = item->begin,
                                .n_bytes = item->end - item->begin,
                                .label = item->label,
-                               .wanted = v->access->label};
+                               .wanted = v->access->label,
+                               .shift = item->base == 0 || v->access->base == 0 ? 0 : v->access->base - item->base};
     (void)kvs_trace_add_hazard(v->trace, &hazard);
 }
 
@@ -62,11 +63,17 @@ static bool is_wanted(uint64_t label, uint64_t wanted)
            (wanted == KVS_LABEL_SOME_PAGE && kvs_label_is_page(label));
 }
 
+/* Rows that a copy has shifted within their record are as wrong as those of another page. */
+static bool is_in_place(uint64_t base, uint64_t wanted)
+{
+    return base == 0 || wanted == 0 || base == wanted;
+}
+
 static void check_content(const struct visit *v, const kvs_interval *item)
 {
     if (item->state != KVS_BYTES_WRITTEN) {
         find_hazard(v, item, KVS_HAZARD_UNWRITTEN, item->writer, true);
-    } else if (!is_wanted(item->label, v->access->label)) {
+    } else if (!is_wanted(item->label, v->access->label) || !is_in_place(item->base, v->access->base)) {
         find_hazard(v, item, KVS_HAZARD_CONTENT, item->writer, true);
     }
 }
@@ -112,14 +119,22 @@ static void walk(struct visit *v, kvs_interval_visit visit)
     }
 }
 
-static void assign(kvs_trace *trace, uint64_t begin, uint64_t end, uint32_t writer, uint64_t label, uint32_t state)
+/* What bytes mean after they were written. */
+struct meaning {
+    uint64_t label;
+    uint64_t base;
+    uint32_t state;
+};
+
+static void assign(kvs_trace *trace, uint64_t begin, uint64_t end, uint32_t writer, struct meaning meaning)
 {
     const kvs_interval story = {.begin = begin,
                                 .end = end,
-                                .label = label,
+                                .label = meaning.label,
+                                .base = meaning.base,
                                 .writer = writer,
                                 .readers = {KVS_NO_EVENT, KVS_NO_EVENT, KVS_NO_EVENT, KVS_NO_EVENT},
-                                .state = state};
+                                .state = meaning.state};
     if (kvs_intervals_assign(&trace->memory, &story) != KVS_OK) {
         trace->is_exhausted = true;
     }
@@ -138,8 +153,8 @@ void kvs_trace_write(kvs_trace *trace, const kvs_trace_access *access)
     if (access->event != KVS_NO_EVENT && access->n_bytes != 0) {
         struct visit v = {.trace = trace, .access = access, .is_write = true};
         walk(&v, visit_write);
-        assign(trace, access->address, access->address + access->n_bytes, access->event, access->label,
-               KVS_BYTES_WRITTEN);
+        assign(trace, access->address, access->address + access->n_bytes, access->event,
+               (struct meaning){.label = access->label, .base = access->base, .state = KVS_BYTES_WRITTEN});
     }
 }
 
@@ -150,6 +165,7 @@ static void visit_discard(void *user, kvs_interval *item)
     visit_write(user, item);
     item->writer = v->access->event;
     item->label = KVS_LABEL_NONE;
+    item->base = 0;
     item->state = KVS_BYTES_RELEASED;
 }
 
@@ -164,8 +180,7 @@ void kvs_trace_discard(kvs_trace *trace, const kvs_trace_access *access)
 /* A run of source bytes of one meaning. */
 struct segment {
     uint64_t n_bytes;
-    uint64_t label;
-    uint32_t state;
+    struct meaning meaning; /* at the source */
 };
 
 struct gather {
@@ -181,7 +196,9 @@ static void visit_source(void *user, kvs_interval *item)
     visit_read(&g->v, item);
     struct segment *last = g->count == 0 ? NULL : &g->segments[g->count - 1];
     const uint64_t n_bytes = item->end - item->begin;
-    if (last != NULL && last->label == item->label && last->state == item->state) {
+    const struct meaning meaning = {.label = item->label, .base = item->base, .state = item->state};
+    if (last != NULL && last->meaning.label == meaning.label && last->meaning.base == meaning.base &&
+        last->meaning.state == meaning.state) {
         last->n_bytes += n_bytes;
         return;
     }
@@ -195,18 +212,18 @@ static void visit_source(void *user, kvs_interval *item)
         g->segments = segments;
         g->capacity = capacity;
     }
-    g->segments[g->count++] = (struct segment){.n_bytes = n_bytes, .label = item->label, .state = item->state};
+    g->segments[g->count++] = (struct segment){.n_bytes = n_bytes, .meaning = meaning};
 }
 
 static void note_pages(kvs_trace *trace, uint32_t event, const struct segment *segment)
 {
     kvs_trace_step *step = &trace->steps[event];
-    if (!kvs_label_is_page(segment->label)) {
+    if (!kvs_label_is_page(segment->meaning.label)) {
         return;
     }
-    const uint64_t page = segment->label & UINT32_MAX;
+    const uint64_t page = segment->meaning.label & UINT32_MAX;
     if (step->page_end == 0) {
-        step->layer = kvs_label_layer(segment->label);
+        step->layer = kvs_label_layer(segment->meaning.label);
         step->page_begin = page;
         step->page_end = page + 1;
     } else if (step->page_end <= page) {
@@ -228,9 +245,12 @@ void kvs_trace_copy(kvs_trace *trace, const kvs_trace_access *from, uint64_t to)
     access.address = to;
     struct visit v = {.trace = trace, .access = &access, .is_write = true};
     walk(&v, visit_write);
+    const uint64_t moved = to - from->address;
     for (uint32_t i = 0; i < g.count; i++) {
         const struct segment *segment = &g.segments[i];
-        assign(trace, to, to + segment->n_bytes, from->event, segment->label, segment->state);
+        struct meaning meaning = segment->meaning;
+        meaning.base = meaning.base == 0 ? 0 : meaning.base + moved;
+        assign(trace, to, to + segment->n_bytes, from->event, meaning);
         to += segment->n_bytes;
     }
     free(g.segments);
@@ -238,7 +258,7 @@ void kvs_trace_copy(kvs_trace *trace, const kvs_trace_access *from, uint64_t to)
 
 void kvs_trace_add_memory(kvs_trace *trace, uint64_t address, uint64_t n_bytes)
 {
-    assign(trace, address, address + n_bytes, KVS_NO_EVENT, KVS_LABEL_NONE, KVS_BYTES_UNWRITTEN);
+    assign(trace, address, address + n_bytes, KVS_NO_EVENT, (struct meaning){.state = KVS_BYTES_UNWRITTEN});
 }
 
 void kvs_trace_drop_memory(kvs_trace *trace, uint64_t address, uint64_t n_bytes)

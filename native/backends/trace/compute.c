@@ -33,6 +33,7 @@ static void visit(void *user, const kvs_access *access)
     t->access.address = access->address;
     t->access.n_bytes = access->n_bytes;
     t->access.label = KVS_LABEL_VALUES;
+    t->access.base = access->record;
     if (access->kind == KVS_ACCESS_PAGE) {
         t->access.label = t->layer == KVS_NONE ? KVS_LABEL_SOME_PAGE : kvs_label_page(t->layer, access->page);
     }

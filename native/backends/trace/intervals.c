@@ -187,7 +187,7 @@ static void erase(kvs_intervals *map, uint64_t begin, uint64_t end)
 
 static bool is_same_story(const kvs_interval *a, const kvs_interval *b)
 {
-    return a->end == b->begin && a->label == b->label && a->writer == b->writer && a->state == b->state &&
+    return a->end == b->begin && a->label == b->label && a->base == b->base && a->writer == b->writer && a->state == b->state &&
            memcmp(a->readers, b->readers, sizeof a->readers) == 0;
 }
 

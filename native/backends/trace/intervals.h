@@ -17,7 +17,8 @@ typedef enum kvs_bytes_state {
 typedef struct kvs_interval {
     uint64_t begin;
     uint64_t end;
-    uint64_t label;                      /* what they mean, see access.h */
+    uint64_t label;                      /* what they mean, see state.h */
+    uint64_t base;                       /* where their record would begin, were they in place; 0 without one */
     uint32_t writer;                     /* event, KVS_NO_EVENT */
     uint32_t readers[KVS_TRACE_STREAMS]; /* newest event of each stream since the writer */
     uint32_t state;                      /* kvs_bytes_state */

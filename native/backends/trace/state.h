@@ -80,6 +80,7 @@ typedef struct kvs_hazard {
     uint64_t n_bytes;
     uint64_t label;  /* found */
     uint64_t wanted; /* label */
+    uint64_t shift;  /* bytes that they lie off their place in the record, two's complement */
     char text[384];  /* of a wait */
 } kvs_hazard;
 
@@ -217,6 +218,7 @@ typedef struct kvs_trace_access {
     uint64_t address;
     uint64_t n_bytes;
     uint64_t label; /* wanted by a read, left by a write */
+    uint64_t base;  /* of the record, 0 without one */
 } kvs_trace_access;
 void kvs_trace_read(kvs_trace *trace, const kvs_trace_access *access);
 void kvs_trace_write(kvs_trace *trace, const kvs_trace_access *access);
