@@ -108,14 +108,18 @@ static kvs_status play(const bench *b)
         }
         for (uint64_t page = 0; page < view.active_pages;) {
             uint64_t page_end = page;
-            const kvs_status status = kvs_pager_acquire_wave(b->pager, layer, page, &page_end);
+            kvs_status status = kvs_pager_acquire_wave(b->pager, layer, page, &page_end);
             if (status != KVS_OK) {
                 return status;
             }
             for (uint64_t token = page * P; token < page_end * P && token < end; token++) {
                 touch_row(b, view.page_tables[layer][token / P], layer, token, false);
             }
-            CHECK_OK(kvs_pager_release_wave(b->pager, layer, page, page_end));
+            /* A later copy may have failed meanwhile. */
+            status = kvs_pager_release_wave(b->pager, layer, page, page_end);
+            if (status != KVS_OK) {
+                return status;
+            }
             page = page_end;
         }
     }
