@@ -220,6 +220,7 @@ static void begin_copy(kvs_trace *trace, uint32_t stream, uint64_t ns)
     queue->clock = engine->clock;
     engine->is_running = true;
     engine->stream = stream;
+    engine->spent_ns = spent;
     engine->free_ns = ns + spent;
     engine->busy_ns += spent;
     engine->status = kvs_hook_ask(trace->device, KVS_HOOK_COPY);
@@ -244,7 +245,7 @@ static void end_copy(kvs_trace *trace, kvs_trace_engine *engine)
             (void)atomic_compare_exchange_strong(copy->failed, &none, (int)engine->status);
         }
     } else {
-        kvs_device_count_copy(trace->device, copy, 0);
+        kvs_device_count_copy(trace->device, copy, engine->spent_ns);
     }
     if (copy->done == NULL) {
         return;

@@ -132,6 +132,7 @@ typedef struct kvs_trace_engine {
     uint32_t event;
     kvs_queued entry;
     kvs_vclock clock;
+    uint64_t spent_ns; /* of the copy under way */
     uint64_t free_ns;
     uint64_t busy_ns;    /* of all copies that have begun, to their ends */
     uint64_t counted_ns; /* of it, already in a report */
