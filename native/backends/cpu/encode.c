@@ -1,6 +1,14 @@
 /* encode.c: rows of all heads into and out of records, and which twin does it. */
 #include "backends/cpu/encode.h"
 
+#include "backends/cpu/encode_scale.h"
+
+#include <math.h>
+#include <stdbool.h>
+#include <string.h>
+
+#define BLOCK_VALUES 32u
+
 #if defined(__x86_64__)
 #define HAVE_AVX2 1
 #else
@@ -45,6 +53,29 @@ static row_place place_of(const kvs_record_info *info, uint32_t first_plane, uin
                        base + offset[2] + (uint64_t)row * bytes[2]};
 }
 
+/* Does a row hold a NaN or an infinity? Their exponent bits are all ones. */
+static bool is_broken(const float *values, uint32_t n_values)
+{
+    uint32_t found = 0;
+    for (uint32_t i = 0; i < n_values; i++) {
+        uint32_t bits;
+        memcpy(&bits, &values[i], sizeof bits);
+        found |= (bits & 0x7f800000u) == 0x7f800000u;
+    }
+    return found != 0;
+}
+
+/* Integer codes would hide a broken value: its block gets a scale that is NaN, so that whoever reads it knows. */
+static void mark_broken_blocks(const float *values, uint32_t n_values, uint8_t *scales, uint32_t scale_row_bytes)
+{
+    const uint32_t n_blocks = n_values / BLOCK_VALUES;
+    for (uint32_t block = 0; scale_row_bytes != 0 && block < n_blocks; block++) {
+        if (is_broken(values + block * BLOCK_VALUES, BLOCK_VALUES)) {
+            kvs_put_scale(scales + block * (scale_row_bytes / n_blocks), NAN);
+        }
+    }
+}
+
 static void encode_side(kvs_encode_fn encode, const kvs_record_info *info, uint32_t first_plane, uint32_t n_heads,
                         uint32_t head_dim, uint8_t *record, uint32_t first_row, uint32_t n_rows, const float *rows,
                         uint64_t stride)
@@ -54,6 +85,9 @@ static void encode_side(kvs_encode_fn encode, const kvs_record_info *info, uint3
         for (uint32_t head = 0; head < n_heads; head++, values += head_dim) {
             row_place place = place_of(info, first_plane, head, first_row + row);
             encode(values, head_dim, record + place.codes, record + place.high, record + place.scales);
+            if (is_broken(values, head_dim)) {
+                mark_broken_blocks(values, head_dim, record + place.scales, info->plane_row_bytes[first_plane + 2]);
+            }
         }
     }
 }

@@ -5,7 +5,8 @@
  * rounding for the minimum of Q4_1 and Q5_1), so that every twin decodes to the same bits.
  *
  * Hostile rows have one result too: a NaN never wins a maximum or minimum, and a quotient that is no integer in range
- * (NaN, infinite) is stored as the type's lowest quant.
+ * (NaN, infinite) is stored as the type's lowest quant. kvs_encode_rows then gives the block a scale that is NaN: a
+ * broken value is never read back as a number.
  */
 #ifndef KVS_NATIVE_CPU_ENCODE_H
 #define KVS_NATIVE_CPU_ENCODE_H
