@@ -100,7 +100,7 @@ typedef struct kvs_seq_info {
     uint64_t ctx_tokens;
     uint64_t committed_tokens;
     uint64_t appended_tokens;   /* committed and uncommitted rows */
-    uint64_t generation;        /* rises with every append, commit, truncate */
+    uint64_t generation;        /* rises with every append, commit, truncate, and written page */
     uint64_t n_pages;           /* that cover the appended tokens */
     uint64_t n_shared_pages;    /* of these, held by another sequence too */
     uint64_t reserved_host_bytes; /* address space of this sequence's own extent */

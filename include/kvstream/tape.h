@@ -50,7 +50,8 @@ typedef enum kvs_op_code {
     /* out[i] (op)= weights[i] (PANELS) in[0] for i < u[0] <= 3. weights[3], if any: RMS norm of in[0] first, eps f[0].
      * u[1]: 0 store, 1 add to out, 2 out[0] = silu(weights[0] in) * (weights[1] in) with u[0] == 2 */
     KVS_OP_MATMUL = 2,
-    /* out[0] = cos and sin of each position and pair, [n][u[0] / 2][2]; u[0] rotary values, f64[0] base */
+    /* out[0] = cos and sin of each position and pair, [n][u[0] / 2][2]; u[0] rotary values, f64[0] base, f[0] factor of
+     * positions; weights[0], if any: u[0] / 2 float32 divisors of the frequencies */
     KVS_OP_ROPE_TABLE = 3,
     /* rotate the first u[1] values of each head of u[0] values of out[0] by table in[0]; u[2]: 0 pairs (2i, 2i+1),
      * 1 pairs (i, i + u[1] / 2) */
@@ -76,7 +77,7 @@ typedef struct kvs_op_desc {
     uint32_t reserved;
     uint32_t in[2];      /* tensors, KVS_NONE where unused */
     uint32_t out[3];
-    uint32_t weights[4]; /* numbers from kvs_tape_add_weight */
+    uint32_t weights[4]; /* numbers from kvs_tape_add_weight, KVS_NONE where unused */
     uint32_t u[4];
     float f[2];
     double f64[1];

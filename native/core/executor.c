@@ -61,6 +61,9 @@ static kvs_status check_bind(kvs_tape *tape, kvs_arena *arena, kvs_lease *worksp
     if (tape->n_layers != 0 && pager == NULL) {
         return kvs_fail(tape->device, KVS_EINVAL, "a tape with attention needs a pager");
     }
+    if (tape->n_layers != 0 && kvs_pager_device(pager) != tape->device) {
+        return kvs_fail(tape->device, KVS_EINVAL, "the pager belongs to another device");
+    }
     for (uint32_t i = 0; i < tape->n_layers; i++) {
         kvs_status status = kvs_pager_check_layers(pager, &tape->layers[i].kv, i, tape->n_layers);
         if (status != KVS_OK) {
@@ -148,6 +151,11 @@ static kvs_status check_pass(const kvs_binding *binding, const kvs_pass_desc *pa
     }
     if (pass->n_outputs != tape->n_outputs || (tape->n_outputs != 0 && pass->outputs == NULL)) {
         return kvs_fail(binding->device, KVS_EINVAL, "%u outputs given, the tape has %u", pass->n_outputs, tape->n_outputs);
+    }
+    for (uint32_t i = 0; i < pass->n_outputs; i++) {
+        if (pass->outputs[i] == NULL) {
+            return kvs_fail(binding->device, KVS_EINVAL, "output %u has no memory", i);
+        }
     }
     if (kvs_arena_epoch(binding->arena) != binding->epoch) {
         return kvs_fail(binding->device, KVS_ESTALE, "bound at epoch %llu, the arena is at %llu", (kvs_ull)binding->epoch,

@@ -16,6 +16,8 @@ typedef struct kvs_pass_view {
 /* errors: EBUSY no pass is open */
 kvs_status kvs_pager_view_pass(kvs_pager *pager, kvs_pass_view *view);
 
+kvs_device *kvs_pager_device(const kvs_pager *pager);
+
 /* Geometry that a tape must match. errors: EINVAL with the layer's number */
 kvs_status kvs_pager_check_layers(kvs_pager *pager, const kvs_kv_layer *layer, uint32_t index, uint32_t n_layers);
 

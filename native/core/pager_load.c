@@ -27,11 +27,20 @@ static kvs_status load_page(kvs_pager *pager, uint32_t layer, const kvs_page_vie
 }
 
 /* Make one page resident; committed rows come from history, or for a replaced page from the one it replaces. */
+/* What is brought must be there: rows that were committed past the pager have never been written. */
+static kvs_status check_published(const kvs_pager *pager, uint64_t page, uint64_t have, uint64_t want)
+{
+    return have >= want ? KVS_OK
+                        : kvs_fail(pager->device, KVS_EINVAL, "page %llu: %llu rows are committed, history has %llu",
+                                   (kvs_ull)page, (kvs_ull)want, (kvs_ull)have);
+}
+
 static kvs_status place_page(kvs_pager *pager, uint32_t layer, uint64_t page)
 {
     kvs_page_view view;
     kvs_page_view source;
     uint64_t replaced;
+    uint64_t source_rows;
     kvs_status status = kvs_seq_view_page(pager->current, page, &view);
     if (status != KVS_OK) {
         return status;
@@ -40,9 +49,14 @@ static kvs_status place_page(kvs_pager *pager, uint32_t layer, uint64_t page)
     if (slot == KVS_NONE) {
         return kvs_fail(pager->device, KVS_ECORRUPT, "no slot for page %llu of layer %u", (kvs_ull)page, layer);
     }
-    bool is_replaced = kvs_seq_copy_source(pager->current, &replaced, &source, NULL) && replaced == page;
+    bool is_replaced = kvs_seq_copy_source(pager->current, &replaced, &source, &source_rows) && replaced == page;
     bool has_rows = page * KVS_PAGE_TOKENS < pager->pass_first;
     if (has_rows) {
+        uint64_t left = pager->pass_first - page * KVS_PAGE_TOKENS;
+        uint64_t rows = left < KVS_PAGE_TOKENS ? left : KVS_PAGE_TOKENS;
+        status = check_published(pager, page, (is_replaced ? &source : &view)->published_rows, is_replaced ? source_rows : rows);
+    }
+    if (has_rows && status == KVS_OK) {
         status = load_page(pager, layer, is_replaced ? &source : &view, slot);
     }
     if (status != KVS_OK) {

@@ -242,6 +242,9 @@ kvs_status kvs_pager_end(kvs_pager *pager, uint32_t n_rows)
     pager->generation = kvs_seq_generation(pager->current);
     pager->is_in_pass = false;
     if (status != KVS_OK) {
+        /* Somebody has changed the sequence under the pass: nothing that was known of its pages holds. */
+        (void)kvs_pager_cancel_ring(pager);
+        kvs_pager_set_current(pager, NULL);
         return status;
     }
     uint64_t n_pages = kvs_seq_pages(pager->current);

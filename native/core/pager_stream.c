@@ -42,6 +42,10 @@ static kvs_status submit_layer(kvs_pager *pager, uint32_t layer, uint64_t begin,
         if (status != KVS_OK) {
             return status;
         }
+        if (view.published_rows < KVS_PAGE_TOKENS) {
+            return kvs_fail(pager->device, KVS_EINVAL, "page %llu is full, history has %llu of its rows", (kvs_ull)page,
+                            (kvs_ull)view.published_rows);
+        }
         bool extends = demand.n_pages != 0 && view.extent_id == last.extent_id && view.slot == last.slot + 1;
         if (!extends && demand.n_pages != 0) {
             uint64_t first;

@@ -501,8 +501,12 @@ kvs_status kvs_seq_read_page_wait(kvs_seq *seq, uint32_t layer, uint64_t page, v
 }
 
 /* A column is read layer by layer; until the last one it holds a mixture that nobody may use. */
-static void begin_loading(const kvs_cache *cache, kvs_page *column, uint64_t rows)
+/* The bytes change: what a device holds under the old id is no longer this page. */
+static void begin_loading(kvs_cache *cache, kvs_page *column, uint64_t rows)
 {
+    if (column->n_loaded == 0) {
+        column->id = cache->next_page_id++;
+    }
     column->published_rows = 0;
     if (column->n_loaded != 0 && column->loading_rows != rows) {
         column->n_loaded = 0;
@@ -546,6 +550,7 @@ kvs_status kvs_seq_write_page_wait(kvs_seq *seq, uint32_t layer, uint64_t page, 
                         (kvs_ull)page, column->n_holders, column->n_waiting);
     }
     begin_loading(seq->cache, column, rows);
+    seq->generation++;
     kvs_page_view view;
     view_column(column, rows, &view);
     status = kvs_host_write_wait(view.host, kvs_page_host_offset(seq->cache, &view, layer), record,

@@ -266,7 +266,10 @@ static kvs_status place_tensors(kvs_tape *tape)
             return kvs_fail(tape->device, KVS_EOVERFLOW, "tensor %u is too large", i);
         }
         tensor->offset_bytes = first_fit(tape, tensor);
-        uint64_t tensor_end = tensor->offset_bytes + tensor->size_bytes;
+        uint64_t tensor_end;
+        if (!kvs_add_u64(tensor->offset_bytes, tensor->size_bytes, &tensor_end)) {
+            return kvs_fail(tape->device, KVS_EOVERFLOW, "tensor %u ends beyond what an address can name", i);
+        }
         end = tensor_end > end ? tensor_end : end;
     }
     tape->scratch_offset_bytes = end;

@@ -149,6 +149,12 @@ static kvs_status check_rope_table(const struct checker *c)
     if (!(c->op->f64[0] > 0.0)) {
         return refuse_text(c, "rotary base must be above zero");
     }
+    if (c->op->weights[0] != KVS_NONE) {
+        kvs_status status = want_vector(c, c->op->weights[0], c->op->u[0] / 2);
+        if (status != KVS_OK) {
+            return status;
+        }
+    }
     return want_tensor(c, c->op->out[0], "output columns", c->op->u[0], KVS_ROWS_PASS);
 }
 
