@@ -45,7 +45,7 @@ _ARENA_SHARE = 4
 def cache_type(name: str) -> GgmlType:
     """A cache type by name, ``q8_0`` or ``Q8_0``. Raises ``Unsupported`` with the list."""
     for kind in TYPES_BY_ID.values():
-        if kind.name == name.upper() and kind.name in CACHE_TYPES:
+        if isinstance(name, str) and kind.name == name.upper() and kind.name in CACHE_TYPES:
             return kind
     known = ", ".join(kind.lower() for kind in CACHE_TYPES)
     raise Unsupported(f"cache type {name!r} is not supported; supported: {known}")

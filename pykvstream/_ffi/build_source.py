@@ -16,6 +16,18 @@ from cffi import FFI
 FENCE = re.compile(r"/\* cffi:begin \*/(.*?)/\* cffi:end \*/", re.DOTALL)
 
 
+CELLS = ("binding", "lease", "seq")
+"""Objects that live in cells: each gets a C function that releases what its cell holds, which no interrupt cuts short."""
+
+
+def drop_signature(kind: str) -> str:
+    return f"void kvs_py_drop_{kind}(kvs_{kind} **cell)"
+
+
+def drop_source(kind: str) -> str:
+    return f"static {drop_signature(kind)} {{ kvs_{kind}_release(*cell); }}"
+
+
 def fenced(path: Path) -> str:
     regions = FENCE.findall(path.read_text(encoding="utf-8"))
     if not regions:
@@ -26,10 +38,11 @@ def fenced(path: Path) -> str:
 def main(arguments: list[str]) -> None:
     *headers, output = map(Path, arguments)
     ffi = FFI()
-    ffi.set_source("pykvstream._ffi._native", '#include "kvstream.h"\n')
+    ffi.set_source("pykvstream._ffi._native", "\n".join(['#include "kvstream.h"', *map(drop_source, CELLS)]))
     callbacks, *public = headers
     ffi.cdef("\n".join(fenced(path) for path in public))
     ffi.cdef(fenced(callbacks))
+    ffi.cdef("\n".join(f"{drop_signature(kind)};" for kind in CELLS))
     ffi.emit_c_code(str(output))
 
 

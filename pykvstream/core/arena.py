@@ -78,7 +78,7 @@ class Lease(Handle):
 
     def claim(self) -> Lease:
         """One more claim on the same lease; the region counts it once."""
-        cell = new_cell("kvs_lease **", lib.kvs_lease_release)
+        cell = new_cell("kvs_lease **", lib.kvs_py_drop_lease)
         lib.kvs_lease_retain(self.ptr)
         cell[0] = self.ptr
         return Lease(cell, self._device)
@@ -173,7 +173,7 @@ class Arena(Handle):
 
     def acquire(self, region_id: int) -> Lease:
         """Claim a committed region. Raises ``NotFound``, or ``Busy`` while quiesced."""
-        cell = new_cell("kvs_lease **", lib.kvs_lease_release)
+        cell = new_cell("kvs_lease **", lib.kvs_py_drop_lease)
         check(lib.kvs_arena_acquire(self.ptr, region_id, cell), self._device)
         return Lease(cell, self._device)
 

@@ -13,6 +13,7 @@ from typing import Any
 from pykvstream._ffi import ffi, lib
 from pykvstream.core.handle import Handle
 from pykvstream.core.status import check, make_struct
+from pykvstream.errors import InvalidArgument
 
 
 class DeviceFlag(enum.IntFlag):
@@ -42,6 +43,9 @@ class HookPoint(enum.IntEnum):
     FENCE = lib.KVS_HOOK_FENCE
     OP = lib.KVS_HOOK_OP
 
+
+MAX_THREADS = 256
+"""Most compute threads of a device."""
 
 SKIP_COPY: int = lib.KVS_PENDING
 """Answer of a hook at ``HookPoint.COPY``: report success without copying a byte."""
@@ -83,6 +87,8 @@ class Device(Handle):
         isa: Isa = Isa.BEST,
         schedule_seed: int = 0,
     ) -> None:
+        if isinstance(n_threads, bool) or not isinstance(n_threads, int) or not 0 <= n_threads <= MAX_THREADS:
+            raise InvalidArgument(f"threads must be an integer from 0 to {MAX_THREADS}, got {n_threads!r}")
         desc = make_struct(
             "kvs_device_desc",
             flags=int(flags),

@@ -16,12 +16,12 @@ from pykvstream._ffi import ffi
 from pykvstream.errors import Closed
 
 
-def new_cell(kind: str, release: Callable[[Any], None]) -> Any:
-    """A place for a handle, ``new_cell("kvs_lease **", lib.kvs_lease_release)``, that owns what C puts there.
+def new_cell(kind: str, drop: Callable[[Any], None]) -> Any:
+    """A place for a handle, ``new_cell("kvs_lease **", lib.kvs_py_drop_lease)``, that owns what C puts there.
 
     Between the C call and a constructor an interrupt can strike; what is in the cell goes with the cell.
     """
-    return ffi.gc(ffi.new(kind), lambda cell: release(cell[0]))
+    return ffi.gc(ffi.new(kind), drop)
 
 
 class Handle:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from pykvstream._ffi import ffi, lib
 from pykvstream.core.device import Device
-from pykvstream.core.handle import Handle
+from pykvstream.core.handle import Handle, new_cell
 from pykvstream.core.status import check, make_struct
 from pykvstream.errors import InvalidArgument, error_from_status
 
@@ -298,9 +298,9 @@ class Cache(Handle):
 
     def sequence(self, ctx_tokens: int) -> Seq:
         """An empty sequence with address space for ``ctx_tokens``."""
-        out = ffi.new("kvs_seq **")
-        check(lib.kvs_seq_create(self.ptr, ctx_tokens, out), self._device)
-        return Seq(self, out[0])
+        cell = new_cell("kvs_seq **", lib.kvs_py_drop_seq)
+        check(lib.kvs_seq_create(self.ptr, ctx_tokens, cell), self._device)
+        return Seq(self, cell)
 
     def check_integrity(self) -> None:
         """Recompute every invariant. Raises ``IntegrityError``."""
@@ -315,10 +315,10 @@ class Seq(Handle):
 
     __slots__ = ("_cache", "_device")
 
-    def __init__(self, cache: Cache, pointer: Any) -> None:
+    def __init__(self, cache: Cache, cell: Any) -> None:
         self._cache = cache
         self._device = cache.device_ptr
-        super().__init__(pointer, lib.kvs_seq_release)
+        super().__init__(cell)
 
     def _check(self, status: int) -> None:
         check(status, self._device)
@@ -344,9 +344,9 @@ class Seq(Handle):
 
     def fork(self) -> Self:
         """A sequence with the same committed tokens; pages are shared. Raises ``Busy`` with open rows."""
-        out = ffi.new("kvs_seq **")
-        self._check(lib.kvs_seq_fork(self.ptr, out))
-        return type(self)(self._cache, out[0])
+        cell = new_cell("kvs_seq **", lib.kvs_py_drop_seq)
+        self._check(lib.kvs_seq_fork(self.ptr, cell))
+        return type(self)(self._cache, cell)
 
     def append(self, n_tokens: int) -> None:
         """Open rows at the end. Raises ``ContextFull`` with rows needed and left."""

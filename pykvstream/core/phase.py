@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from types import TracebackType
 from typing import Any, NoReturn, Protocol
 
 from pykvstream._ffi import ffi, lib
@@ -206,11 +207,19 @@ def _visit(user: Any, step: int, phase: int, *, is_undo: bool) -> int:
     return 0
 
 
-@ffi.def_extern(name="kvs_py_phase_run", error=lib.KVS_EIO)  # type: ignore[untyped-decorator]
+def _keep(_kind: type[BaseException], error: BaseException, trace: TracebackType) -> int:
+    """An interrupt that struck before ``_visit`` could catch it waits with the others."""
+    callback: _Callback = ffi.from_handle(trace.tb_frame.f_locals["user"])
+    callback.raised.append(error)
+    status: int = lib.KVS_EIO
+    return status
+
+
+@ffi.def_extern(name="kvs_py_phase_run", error=lib.KVS_EIO, onerror=_keep)  # type: ignore[untyped-decorator]
 def _run_step(user: Any, step: int, phase: int) -> int:
     return _visit(user, step, phase, is_undo=False)
 
 
-@ffi.def_extern(name="kvs_py_phase_undo", error=lib.KVS_EIO)  # type: ignore[untyped-decorator]
+@ffi.def_extern(name="kvs_py_phase_undo", error=lib.KVS_EIO, onerror=_keep)  # type: ignore[untyped-decorator]
 def _undo_step(user: Any, step: int, phase: int) -> int:
     return _visit(user, step, phase, is_undo=True)

@@ -210,7 +210,7 @@ class Binding(Handle):
     __slots__ = ("_device", "_pager", "_tape")
 
     def __init__(self, device: Device, tape: Tape, arena: Arena, workspace: Lease, pager: Pager | None) -> None:
-        cell = new_cell("kvs_binding **", lib.kvs_binding_release)
+        cell = new_cell("kvs_binding **", lib.kvs_py_drop_binding)
         pager_ptr = ffi.NULL if pager is None else pager.ptr
         check(lib.kvs_tape_bind(tape.ptr, arena.ptr, workspace.ptr, pager_ptr, cell), device.ptr)
         self._device = device

@@ -46,8 +46,8 @@ def round_up(n_bytes: int) -> int:
 
 def arena_bytes_of(mib: float) -> int:
     """Return an arena size given in MiB as whole aligned bytes. Raises ``InvalidArgument`` out of range."""
-    if not 0 < mib < 2**40:
-        raise InvalidArgument(f"an arena of {mib} MiB")
+    if isinstance(mib, bool) or not isinstance(mib, int | float) or not 0 < mib < 2**40:
+        raise InvalidArgument(f"an arena of {mib!r} MiB")
     return int(mib * 2**20) // ALIGNMENT_BYTES * ALIGNMENT_BYTES
 
 
@@ -61,7 +61,8 @@ def tail_pages(max_rows: int) -> int:
     return pages_of(max_rows) + 1
 
 
-def _require(name: str, value: int, least: int = 1) -> None:
+def require_int(name: str, value: int, least: int = 1) -> None:
+    """Raise ``InvalidArgument`` for what is no integer of at least ``least``."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise InvalidArgument(f"{name} must be an integer of at least {least}, got {value!r}")
 
@@ -80,7 +81,7 @@ class CacheShape:
 
     def __post_init__(self) -> None:
         for name in ("n_layers", "slot_bytes", "column_bytes"):
-            _require(name, getattr(self, name))
+            require_int(name, getattr(self, name))
         records = self.layer_record_bytes
         if len(records) != self.n_layers or max(records) != self.slot_bytes or min(records) < 1:
             raise InvalidArgument(
@@ -113,8 +114,8 @@ class PhaseNeed:
     workspace_bytes: int
 
     def __post_init__(self) -> None:
-        _require(f"max_rows of phase {self.name!r}", self.max_rows)
-        _require(f"workspace_bytes of phase {self.name!r}", self.workspace_bytes)
+        require_int(f"max_rows of phase {self.name!r}", self.max_rows)
+        require_int(f"workspace_bytes of phase {self.name!r}", self.workspace_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +133,7 @@ class Pool:
 
     def __post_init__(self) -> None:
         for name, least in (("n_layers", 1), ("n_slots", 1), ("tail_pages", 2), ("ctx_pages", 1)):
-            _require(name, getattr(self, name), least)
+            require_int(name, getattr(self, name), least)
         if self.n_slots < self.smallest_slots:
             raise NoSpace(
                 f"page pool: need {self.smallest_slots} slots ({self.n_layers} layers with"
@@ -292,7 +293,7 @@ def _phase_bytes(shape: CacheShape, need: PhaseNeed, n_slots: int) -> int:
 
 
 def _check_needs(ctx_tokens: int, needs: Sequence[PhaseNeed]) -> None:
-    _require("ctx_tokens", ctx_tokens)
+    require_int("ctx_tokens", ctx_tokens)
     names = [need.name for need in needs]
     if not names or len(set(names)) != len(names):
         raise InvalidArgument(f"a plan takes phases of different names, got {names!r}")
@@ -345,7 +346,7 @@ def _plan_phase(shape: CacheShape, arena_bytes: int, ctx_tokens: int, need: Phas
 def plan_arena(shape: CacheShape, arena_bytes: int, ctx_tokens: int, needs: Sequence[PhaseNeed]) -> ArenaPlan:
     """Divide an arena for each phase; refuse one that is too small with both numbers (``NoSpace``)."""
     smallest = smallest_arena_bytes(shape, ctx_tokens, needs)
-    _require("arena_bytes", arena_bytes, 0)
+    require_int("arena_bytes", arena_bytes, 0)
     _checked_size("the arena", arena_bytes)
     if arena_bytes < smallest:
         widest = max(needs, key=lambda need: _phase_bytes(shape, need, _bounds(shape, need, ctx_tokens)[0]))
@@ -368,8 +369,8 @@ def forecast_pass(
     shape: CacheShape, placement: Placement, committed_tokens: int, n_rows: int
 ) -> PassForecast:
     """Return what a pass of ``n_rows`` behind ``committed_tokens`` finds, by the rule of ``pager.h``."""
-    _require("committed_tokens", committed_tokens, 0)
-    _require("n_rows", n_rows)
+    require_int("committed_tokens", committed_tokens, 0)
+    require_int("n_rows", n_rows)
     if n_rows > placement.max_rows:
         raise InvalidArgument(f"a pass of {n_rows} rows is wider than the placement's {placement.max_rows}")
     active = pages_of(committed_tokens + n_rows)
@@ -397,7 +398,7 @@ def resident_contexts(
     """Return for each context length what a single-row pass at its end finds."""
     lengths = tuple(contexts)
     for n_tokens in lengths:
-        _require("a context length", n_tokens)
+        require_int("a context length", n_tokens)
     return tuple(
         ContextForecast(n, shape.history_bytes(n), forecast_pass(shape, placement, n - 1, 1)) for n in lengths
     )

@@ -22,12 +22,12 @@ from pykvstream.core.kv import Cache, KvFlag, KvLayer, Seq, record_layout
 from pykvstream.core.pager import Pager, PagerInfo
 from pykvstream.core.phase import CoordinatorState, PhaseCoordinator, PhaseRegion
 from pykvstream.core.tape import CancelFlag, Tape
-from pykvstream.errors import InvalidArgument
+from pykvstream.errors import InvalidArgument, Unsupported
 from pykvstream.gguf import GgmlType, GgufFile
 from pykvstream.graph import Graph, lower
 from pykvstream.models import FileWeights, ModelConfig, build_graph
 from pykvstream.models.weights import check_tensors
-from pykvstream.runtime.layout import ArenaPlan, CacheShape, PhaseNeed, Placement, pages_of, plan_arena
+from pykvstream.runtime.layout import ArenaPlan, CacheShape, PhaseNeed, Placement, pages_of, plan_arena, require_int
 from pykvstream.runtime.phases import PhaseResources, PhaseTape
 from pykvstream.runtime.placer import Placer
 
@@ -67,7 +67,19 @@ class MemoryReport:
 
 
 def kv_layer(config: ModelConfig, options: TargetOptions) -> KvLayer:
-    """The cache geometry of every layer. A quantized side is rotated where the head size allows it."""
+    """The cache geometry of every layer. A quantized side is rotated where the head size allows it.
+
+    Raises ``Unsupported`` for a type whose blocks do not divide the head size.
+    """
+    for side, kind, size in (
+        ("keys", options.cache_type_k, config.head_dim_k),
+        ("values", options.cache_type_v, config.head_dim_v),
+    ):
+        if size % kind.block_values != 0:
+            raise Unsupported(
+                f"cache type {kind.name.lower()} holds {side} of head sizes that are multiples of"
+                f" {kind.block_values}, this model's is {size}"
+            )
     flags = KvFlag.NONE
     if options.kv_rotation:
         if options.cache_type_k.name not in _UNROTATED and config.head_dim_k % _ROTATED_MULTIPLE == 0:
@@ -100,8 +112,7 @@ class Blueprint:
         *,
         declared: bool = False,
     ) -> None:
-        if options.ubatch_size < 1:
-            raise InvalidArgument(f"ubatch size {options.ubatch_size} must be at least 1")
+        require_int("ubatch_size", options.ubatch_size)
         check_tensors(file, config)
         self.config = config
         self.options = options
@@ -185,7 +196,8 @@ class Target:
 
     def sequence(self, ctx_tokens: int) -> Seq:
         """An empty sequence. Its history grows in host memory as it is written."""
-        if not 0 < ctx_tokens <= self.plan.ctx_tokens:
+        require_int("ctx_size", ctx_tokens)
+        if ctx_tokens > self.plan.ctx_tokens:
             raise InvalidArgument(
                 f"a context of {ctx_tokens} tokens; the arena was planned for 1 to {self.plan.ctx_tokens}"
             )
@@ -276,7 +288,10 @@ class Target:
 
 def as_tokens(tokens: Sequence[int] | NDArray[np.uint32], n_vocab: int) -> NDArray[np.uint32]:
     """Token ids as the core wants them. Raises ``InvalidArgument`` naming the first id outside the vocabulary."""
-    given = np.asarray(tokens)
+    try:
+        given = np.asarray(tokens)
+    except ValueError as error:
+        raise InvalidArgument(f"token ids must be integers in one dimension: {error}") from error
     if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
         raise InvalidArgument(f"token ids must be integers in one dimension, got {given.dtype} {given.shape}")
     ids = given.astype(np.int64)
