@@ -17,7 +17,7 @@ FENCE = re.compile(r"/\* cffi:begin \*/(.*?)/\* cffi:end \*/", re.DOTALL)
 
 
 CELLS = ("binding", "lease", "seq")
-"""Objects that live in cells: each gets a C function that releases what its cell holds, which no interrupt cuts short."""
+"""Objects that live in cells: each gets a C function that releases what its cell holds, uninterrupted."""
 
 
 def drop_signature(kind: str) -> str:
