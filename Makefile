@@ -18,7 +18,7 @@ PROPERTY ?= tests/property
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .PHONY: help venv build run test test-native test-python deep lint types check sanitize sanitize-asan sanitize-tsan \
-        sanitize-property embed fuzz sabotage bench wheel clean
+        sanitize-property embed fuzz bench wheel clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -86,9 +86,6 @@ embed: venv ## install libkvstream under build/prefix and run examples/embed.c a
 
 fuzz: build ## throw damaged files at the reader for FUZZ_SECONDS
 	@$(PY) fuzz/gguf_bytes.py --seconds $(FUZZ_SECONDS)
-
-sabotage: build ## make small faulty edits that some test must catch
-	@$(PY) tools/sabotage.py
 
 bench: $(NATIVE)/build.ninja ## native benchmarks
 	@meson compile -C $(NATIVE) > $(VENV)/native-build.log 2>&1 || { cat $(VENV)/native-build.log; exit 1; }

@@ -23,12 +23,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pykvstream.core.device import Device
-from pykvstream.errors import Cancelled, InvalidArgument, Unsupported
+from pykvstream.errors import Busy, Cancelled, InvalidArgument, Unsupported
 from pykvstream.gguf import TYPES_BY_ID, GgmlType, GgufFile
 from pykvstream.locate import find_model
 from pykvstream.models import ModelConfig
 from pykvstream.runtime.admission import check_context, check_host_memory, host_memory_available
-from pykvstream.runtime.layout import ALIGNMENT_BYTES, ArenaPlan, arena_bytes_of, recommended_arena_bytes
+from pykvstream.runtime.layout import (
+    ALIGNMENT_BYTES,
+    ArenaPlan,
+    arena_bytes_of,
+    recommended_arena_bytes,
+    require_int,
+)
 from pykvstream.runtime.session import ForwardProgress, LogitsWanted, SessionStats, TokenSession
 from pykvstream.runtime.target import Blueprint, MemoryReport, Phase, Progress, Target, TargetOptions
 from pykvstream.sampling import Sampler, SamplerState, SamplingParams, fork_seed
@@ -196,7 +202,10 @@ class Model:
 
 
 class Session:
-    """One conversation. One thread at a time; ``cancel`` from any."""
+    """One conversation. Sessions of one model may be used by different threads: they take turns.
+
+    ``cancel`` may be called from any thread.
+    """
 
     def __init__(self, model: Model, core: TokenSession, seed: int) -> None:
         self.model = model
@@ -204,6 +213,7 @@ class Session:
         self.stop_reason: str | None = None
         self._core = core
         self._n_forks = 0
+        self._generation: _Generation | None = None
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -241,7 +251,10 @@ class Session:
         return child
 
     def cancel(self) -> None:
-        """Stop the answer that is being generated, from any thread; the conversation stays usable."""
+        """Stop the answer that is being generated, from any thread; the conversation stays usable.
+
+        While nothing runs it stops the next ``forward``; ``generate`` starts afresh.
+        """
         self._core.cancel()
 
     def generate(
@@ -260,9 +273,13 @@ class Session:
         ``stop``: strings that end the text (they are not part of it).
         ``on_progress(done, total)`` is called after each pass over the prompt.
         Afterwards ``stop_reason`` says why it ended: ``eos``, ``stop``, ``length``, ``context_full`` or
-        ``cancelled``. Dropping the iterator early keeps what was emitted.
+        ``cancelled``. Dropping the iterator early keeps what was emitted; a second ``generate`` ends the first, which
+        then raises ``Busy``.
         Raises ``NumericError`` (with the position) instead of emitting a token from broken logits.
         """
+        require_int("max_tokens", max_tokens, -(2**63))
+        if params is not None and not isinstance(params, SamplingParams):
+            raise InvalidArgument(f"params must be SamplingParams, got {type(params).__name__}")
         ids = self.model.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         self.stop_reason = None
         self._core.clear_cancel()
@@ -345,6 +362,7 @@ class _Generation:
         self._stops = StopMatcher(stop)
         self._eog = frozenset() if ignore_eos else frozenset(tokenizer.eog_ids)
         self._max_tokens = max_tokens
+        session._generation = self
 
     def run(self, ids: Sequence[int], on_progress: ForwardProgress | None) -> Iterator[Piece]:
         if not ids and not self._core.tokens:
@@ -357,24 +375,29 @@ class _Generation:
     def _pieces(self, ids: Sequence[int], on_progress: ForwardProgress | None) -> Iterator[Piece]:
         logits = self._forward(ids, Phase.PREFILL, on_progress)
         n_emitted = 0
-        while logits is not None and self._session.stop_reason is None:
+        while True:
             if n_emitted == self._max_tokens:
                 self._session.stop_reason = "length"
+            elif len(self._core.tokens) == self._core.ctx_tokens:
+                self._session.stop_reason = "context_full"
+            if self._session.stop_reason is not None:
                 return
             yield self._emit(logits[0], n_emitted + 1 == self._max_tokens)
+            self._check_turn()
             n_emitted += 1
-            if self._session.stop_reason is None and n_emitted != self._max_tokens:
+            is_going_on = self._session.stop_reason is None and n_emitted != self._max_tokens
+            if is_going_on and len(self._core.tokens) < self._core.ctx_tokens:
                 logits = self._forward((), Phase.DECODE)
-        if self._session.stop_reason is None:
-            self._session.stop_reason = "length"
+
+    def _check_turn(self) -> None:
+        if self._session._generation is not self:
+            raise Busy("another generate() of this session has begun; this one cannot go on")
 
     def _forward(
         self, ids: Sequence[int], phase: Phase, on_progress: ForwardProgress | None = None
-    ) -> NDArray[np.float32] | None:
-        """Logits for the next token; ``None`` when the context ends here."""
-        if phase is Phase.DECODE and self._core.n_cached == self._core.ctx_tokens:
-            self._session.stop_reason = "context_full"
-            return None
+    ) -> NDArray[np.float32]:
+        """Logits for the next token."""
+        self._check_turn()
         if not ids and phase is Phase.PREFILL:
             self._core.rewind()
         logits = self._core.forward(ids, phase=phase, on_progress=on_progress)
@@ -393,7 +416,7 @@ class _Generation:
         text, stopped = self._stops.push(self._decoder.push(choice.token))
         if stopped:
             self._session.stop_reason = "stop"
-        elif is_last or position + 1 > self._core.ctx_tokens:
+        elif is_last or position + 1 == self._core.ctx_tokens:
             text += self._flush()
         return Piece(choice.token, text, choice.logprob, logits)
 

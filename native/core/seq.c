@@ -500,15 +500,14 @@ kvs_status kvs_seq_read_page_wait(kvs_seq *seq, uint32_t layer, uint64_t page, v
                               seq->cache->records[layer].record_bytes);
 }
 
-/* A column is read layer by layer; until the last one it holds a mixture that nobody may use. */
-/* The bytes change: what a device holds under the old id is no longer this page. */
+/* A column is read layer by layer; until the last one it holds a mixture that nobody may use. Its bytes change: what a device
+ * holds under the old id is no longer this page. */
 static void begin_loading(kvs_cache *cache, kvs_page *column, uint64_t rows)
 {
+    column->published_rows = 0;
     if (column->n_loaded == 0) {
         column->id = cache->next_page_id++;
-    }
-    column->published_rows = 0;
-    if (column->n_loaded != 0 && column->loading_rows != rows) {
+    } else if (column->loading_rows != rows) {
         column->n_loaded = 0;
         memset(column->is_loaded, 0, cache->n_layers);
     }

@@ -22,6 +22,7 @@ BROKEN_PIPE = 141
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line; returns the exit code: 0 done, 1 refused or failed, 2 wrong usage, 130 interrupted."""
+    _open_missing_streams()
     _accept_any_text()
     try:
         options, notes = parse(argv, _version)
@@ -40,6 +41,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         _close_stdout()
         return BROKEN_PIPE
+    except OSError as error:
+        _close_stdout()
+        print(f"{PROGRAM}: error: {error.strerror or error}", file=sys.stderr)
+        return 1
     return code
 
 
@@ -68,6 +73,16 @@ def _version() -> str:
         return importlib.metadata.version(PROGRAM)
     except importlib.metadata.PackageNotFoundError:
         return "(not installed)"
+
+
+def _open_missing_streams() -> None:
+    """A stream that was closed before we began is an empty one: nothing to read, nobody who listens."""
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
 
 
 def _accept_any_text() -> None:

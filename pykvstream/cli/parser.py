@@ -131,7 +131,7 @@ def _add_device(parser: _Parser) -> None:
     )
     add("--no-kv-rotation", dest="kv_rotation", action="store_false", help="store quantized keys and values unrotated")
     add("-ub", "--ubatch-size", type=positive(), default=DEFAULT_UBATCH, metavar="N",
-        help="rows of a pass over the prompt (default %(default)s); part of the result's identity")  # fmt: skip
+        help="rows of a pass over the prompt (default %(default)s, at most 2048)")  # fmt: skip
     add("-b", "--batch-size", type=positive(), metavar="N",
         help="at least the ubatch size; changes nothing, since prompts run in passes of the ubatch size")  # fmt: skip
     add("-t", "--threads", type=integer(-1), default=0, metavar="N", help="compute threads (default: one per core)")

@@ -170,6 +170,6 @@ def _host_text(needs: Needs, memory: HostMemory) -> Text:
     fits = "" if needs.host_bytes <= limits[name] else ": does not fit, opening the model will be refused"
     return Text(
         f"weights            {with_mib(needs.weight_bytes)}\n"
-        f"host memory        need {with_mib(needs.host_bytes)} for arena and full history,\n"
+        f"host memory        need {with_mib(needs.host_bytes)} for weights, arena and full history,\n"
         f"                   have {with_mib(limits[name])} by the {name}{fits}"
     )

@@ -14,7 +14,7 @@ from pykvstream.gguf import GgufFile, TensorInfo
 from pykvstream.models.config import ModelConfig
 
 Progress = Callable[[str, int], None]
-"""``progress(tensor name, bytes)`` after each tensor that was brought to the device."""
+"""``progress(tensor name, bytes)`` after each tensor that was brought to the device; borrowed rows are not."""
 
 
 class FileWeights:
@@ -51,7 +51,7 @@ class FileWeights:
             n, k = self.shape(name)
             rows = None if self._declared else self._file.tensor_data(name)
             self._made[key] = Weight(self._device, info.type.id, k, n, rows, layout)
-            if self._progress is not None:
+            if self._progress is not None and layout is WeightLayout.PANELS:
                 self._progress(name, info.nbytes)
         return self._made[key]
 

@@ -167,7 +167,7 @@ def check_host_memory(need_bytes: int, memory: HostMemory, *, pinned: bool) -> N
     if need_bytes > limits[name]:
         kind = "pinned host memory" if pinned else "host memory"
         raise HostMemoryError(
-            f"{kind} too small for the full context: need {with_mib(need_bytes)},"
+            f"{kind} too small for weights, arena and full context: need {with_mib(need_bytes)},"
             f" have {with_mib(limits[name])} by the {name}"
         )
 

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from pykvstream.core.kv import Seq
 from pykvstream.core.pager import PagerInfo
 from pykvstream.core.tape import CancelFlag
-from pykvstream.errors import Cancelled, ContextFull, InvalidArgument
-from pykvstream.runtime.layout import PAGE_TOKENS
+from pykvstream.errors import Busy, Cancelled, ContextFull, InvalidArgument
+from pykvstream.runtime.layout import PAGE_TOKENS, require_int
 from pykvstream.runtime.target import Phase, Target, as_tokens
 
 LogitsWanted = Literal["last", "all", "none"]
@@ -75,7 +75,10 @@ class _Meter:
 
 
 class TokenSession:
-    """A sequence of tokens on a target. One thread at a time; ``cancel`` from any."""
+    """A sequence of tokens on a target.
+
+    Sessions of one target may be used by different threads: they take turns, call by call. ``cancel`` from any.
+    """
 
     def __init__(self, target: Target, ctx_tokens: int, seq: Seq | None = None) -> None:
         self._target = target
@@ -105,9 +108,10 @@ class TokenSession:
 
     def rewind(self) -> None:
         """Make the last token pending again, so that the next pass yields its logits anew."""
-        self._reconcile()
-        if self._tokens and self.n_cached == len(self._tokens):
-            self._target.truncate(self._seq, len(self._tokens) - 1)
+        with self._target.turn:
+            self._reconcile()
+            if self._tokens and self.n_cached == len(self._tokens):
+                self._target.truncate(self._seq, len(self._tokens) - 1)
 
     def cancel(self) -> None:
         """Stop the running pass, or the next one. Any thread."""
@@ -132,10 +136,23 @@ class TokenSession:
         ``"none"``: none. ``out``: C-contiguous float32 of that shape to write into.
         Raises ``ContextFull`` before anything runs; after any error the session is as it was before the call.
         """
+        if not isinstance(phase, Phase):
+            raise InvalidArgument(f"phase must be a Phase, got {phase!r}")
+        with self._target.turn:
+            return self._forward(token_ids, logits, phase, out, on_progress)
+
+    def _forward(
+        self,
+        token_ids: Sequence[int] | NDArray[np.uint32],
+        logits: LogitsWanted,
+        phase: Phase,
+        out: NDArray[np.float32] | None,
+        on_progress: ForwardProgress | None,
+    ) -> NDArray[np.float32]:
         self._reconcile()
         n_cached = self.n_cached
         pending = self._tokens[n_cached:]
-        ids = as_tokens([*pending, *token_ids], self._target.n_vocab_rows)
+        ids = as_tokens([*pending, *_as_list(token_ids)], self._target.n_vocab_rows)
         if ids.size == 0:
             raise InvalidArgument("no tokens to run")
         if n_cached + ids.size > self._ctx_tokens:
@@ -183,6 +200,8 @@ class TokenSession:
             self._tokens[position - n : position] = ids[done - n : done].tolist()
             if on_progress is not None:
                 on_progress(done, int(ids.size))
+                if self.n_cached != position:
+                    raise Busy("on_progress has changed the conversation that it was told about")
 
     def _reconcile(self) -> None:
         """An interrupt or a failed write may have kept an earlier call from cleaning up: tokens decide what
@@ -194,19 +213,22 @@ class TokenSession:
 
     def truncate(self, n_tokens: int) -> None:
         """Keep the first ``n_tokens`` tokens of the conversation."""
+        require_int("n_tokens", n_tokens, -(2**63))
         if not 0 <= n_tokens <= len(self._tokens):
             raise InvalidArgument(f"cannot keep {n_tokens} of {len(self._tokens)} tokens")
-        self._reconcile()
-        if n_tokens < self.n_cached:
-            self._target.truncate(self._seq, n_tokens)
-        del self._tokens[n_tokens:]
+        with self._target.turn:
+            self._reconcile()
+            if n_tokens < self.n_cached:
+                self._target.truncate(self._seq, n_tokens)
+            del self._tokens[n_tokens:]
 
     def fork(self) -> TokenSession:
         """A session with the same tokens; pages are shared until one of the two writes."""
-        self._reconcile()
-        child = TokenSession(self._target, self._ctx_tokens, self._target.fork(self._seq))
-        child._tokens = list(self._tokens)
-        return child
+        with self._target.turn:
+            self._reconcile()
+            child = TokenSession(self._target, self._ctx_tokens, self._target.fork(self._seq))
+            child._tokens = list(self._tokens)
+            return child
 
     @property
     def stats(self) -> SessionStats:
@@ -231,8 +253,15 @@ class TokenSession:
 
     def close(self) -> None:
         """Give the history back. A second call does nothing."""
-        if not self._seq.closed:
-            self._target.release(self._seq)
+        with self._target.turn:
+            if not self._seq.closed:
+                self._target.release(self._seq)
+
+
+def _as_list(token_ids: Sequence[int] | NDArray[np.uint32]) -> Sequence[int] | NDArray[np.uint32]:
+    if isinstance(token_ids, str | bytes | bytearray) or not hasattr(token_ids, "__iter__"):
+        raise InvalidArgument(f"token ids must be a sequence of integers, got {type(token_ids).__name__}")
+    return token_ids
 
 
 def _out_rows(out: NDArray[np.float32] | None, n_rows: int, n_cols: int) -> NDArray[np.float32]:

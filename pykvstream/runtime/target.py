@@ -7,6 +7,7 @@ Holds: ``Target``, ``TargetOptions``, ``MemoryReport``.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -31,6 +32,8 @@ from pykvstream.runtime.layout import ArenaPlan, CacheShape, PhaseNeed, Placemen
 from pykvstream.runtime.phases import PhaseResources, PhaseTape
 from pykvstream.runtime.placer import Placer
 
+MAX_UBATCH = 2048
+"""Widest prompt pass."""
 DECODE_ROWS = 64
 """Widest decode or verify pass."""
 _ROTATED_MULTIPLE = 64
@@ -113,6 +116,8 @@ class Blueprint:
         declared: bool = False,
     ) -> None:
         require_int("ubatch_size", options.ubatch_size)
+        if min(options.ubatch_size, options.ctx_tokens) > MAX_UBATCH:
+            raise InvalidArgument(f"ubatch_size {options.ubatch_size} is more than the {MAX_UBATCH} rows of a pass")
         check_tensors(file, config)
         self.config = config
         self.options = options
@@ -151,7 +156,7 @@ class Blueprint:
 
 
 class Target:
-    """The runtime of one model. One pass at a time; sequences share the pool."""
+    """The runtime of one model. Sequences share the pool, and whoever runs or changes one holds ``turn`` meanwhile."""
 
     def __init__(self, device: Device, blueprint: Blueprint, arena_bytes: int) -> None:
         self.blueprint = blueprint
@@ -180,6 +185,7 @@ class Target:
         decode = self.plan.phases[Phase.DECODE.value]
         self._placer: Placer | None = Placer(decode, self.plan.shape.run_pages, self._resources.place)
         self._phase: Phase | None = None
+        self.turn = threading.RLock()
 
     @property
     def n_vocab_rows(self) -> int:

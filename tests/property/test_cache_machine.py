@@ -231,6 +231,8 @@ class CacheMachine(RuleBasedStateMachine):
                 seq.write_page(layer, page, record, rows)
             return
         seq.write_page(layer, page, record, rows)
+        if not column.loaded:
+            column.page_id = None  # other bytes, another page
         column.content[layer] = self.seeds
         column.published = 0
         if column.loaded and column.loading != rows:

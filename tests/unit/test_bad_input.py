@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from pykvstream import engine
 from pykvstream.core.device import Device
 from pykvstream.engine import Model, Session
 from pykvstream.errors import (
+    Busy,
     Closed,
     ContextFull,
     HostMemoryError,
@@ -37,6 +39,10 @@ from tests.models import write_random_model
 N_VOCAB = 320
 CTX = 1024
 MIB = 1 << 20
+
+
+def void(_: object) -> None:
+    return None
 
 
 def write(path: Path, **changes: Any) -> Path:
@@ -105,11 +111,57 @@ class TestPrompts:
     def test_generation_stops_where_the_context_ends(self, session: Session) -> None:
         pieces = list(session.generate(ids(60), ignore_eos=True, params=SamplingParams(temperature=0)))
         assert session.stop_reason == "context_full"
-        assert len(pieces) == 5, "the last token is chosen from the last row that fits"
+        assert len(pieces) == 4 and len(session.tokens) == 64, "no token is emitted that the context cannot hold"
         with pytest.raises(ContextFull):
             session.forward([1])
         session.truncate(10)
         assert len(list(session.generate((), max_tokens=3, ignore_eos=True))) == 3
+
+    def test_a_second_generation_ends_the_first(self, session: Session) -> None:
+        first, second = (session.generate(ids(4), ignore_eos=True) for _ in range(2))
+        next(second)
+        with pytest.raises(Busy, match="another generate"):
+            next(first)
+        assert next(second).token == session.tokens[-1]
+
+    def test_a_callback_that_changes_the_conversation_is_refused(self, session: Session) -> None:
+        session.forward(ids(3))
+        with pytest.raises(Busy, match="on_progress"):
+            session.forward(ids(4), on_progress=lambda done, total: void(session.forward([1])))
+        assert session.tokens == tuple(ids(3))
+
+    def test_threads_with_a_session_each_take_turns(self, model: Model) -> None:
+        with model.session() as alone:
+            expected = [piece.token for piece in alone.generate(ids(20), max_tokens=8, ignore_eos=True)]
+        found: list[list[int]] = []
+
+        def talk() -> None:
+            with model.session() as own:
+                found.append([piece.token for piece in own.generate(ids(20), max_tokens=8, ignore_eos=True)])
+
+        threads = [threading.Thread(target=talk) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(timeout=120)
+        assert found == [expected] * 4
+
+    @pytest.mark.parametrize(
+        "call",
+        [
+            lambda session: session.truncate(1.5),
+            lambda session: session.forward(None),
+            lambda session: session.forward(b"ab"),
+            lambda session: session.forward([[1], [1, 2]]),
+            lambda session: session.forward([1], phase="decode"),
+            lambda session: session.generate([1], max_tokens=2.5),
+            lambda session: session.generate([1], params={}),
+        ],
+    )
+    def test_an_argument_of_the_wrong_kind_is_named(self, session: Session, call: Callable[[Session], object]) -> None:
+        with pytest.raises(InvalidArgument):
+            call(session)
+        assert session.tokens == ()
 
     def test_a_prompt_too_long_is_refused_whole(self, session: Session) -> None:
         session.forward(ids(10))
