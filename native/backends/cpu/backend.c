@@ -208,11 +208,17 @@ static void pass_end(void *self)
     kvs_threads_end(((struct cpu *)self)->compute.threads);
 }
 
+static bool help_copy(void *self)
+{
+    return kvs_copy_engine_help(((struct cpu *)self)->copies);
+}
+
+/* Compute threads end first: they may be helping with a copy. */
 static void destroy(void *self)
 {
     struct cpu *cpu = self;
-    kvs_copy_engine_destroy(cpu->copies);
     kvs_threads_destroy(cpu->compute.threads);
+    kvs_copy_engine_destroy(cpu->copies);
     free(cpu);
 }
 
@@ -289,6 +295,7 @@ kvs_status kvs_cpu_backend_create(kvs_device *device, const kvs_device_desc *des
         free(cpu);
         return status;
     }
+    kvs_threads_set_idle(cpu->compute.threads, help_copy, cpu);
     *table = &TABLE;
     *self = cpu;
     *n_threads = threads;

@@ -22,6 +22,7 @@ struct kvs_copy_engine {
     kvs_cond work;     /* the copy thread sleeps here */
     kvs_cond progress; /* waiters sleep here */
     pthread_t thread;
+    kvs_copy_share share; /* the copy under way, for whoever has time */
 
     /* Below: under the lock. */
     kvs_copy_queue queues[N_QUEUES];
@@ -79,7 +80,7 @@ static void serve(kvs_copy_engine *engine, kvs_copy_queue *q)
     engine->is_running = true;
     engine->running_done = item.copy.done;
     unlock(engine);
-    const bool is_unheard = kvs_copy_carry_out(engine->device, &item);
+    const bool is_unheard = kvs_copy_carry_out(engine->device, &item, &engine->share);
     lock(engine);
     engine->is_running = false;
     engine->running_done = NULL;
@@ -139,7 +140,7 @@ static bool run_one(kvs_copy_engine *engine)
     }
     const bool takes_free = free_goes && (!gated_goes || (draw(engine) & 1) != 0);
     const kvs_copy_entry item = kvs_copy_queue_pop(&engine->queues[takes_free ? QUEUE_FREE : QUEUE_GATED]);
-    engine->has_failed |= kvs_copy_carry_out(engine->device, &item);
+    engine->has_failed |= kvs_copy_carry_out(engine->device, &item, NULL);
     return true;
 }
 
@@ -351,6 +352,11 @@ kvs_status kvs_copy_engine_submit(kvs_copy_engine *engine, const kvs_copy *copy)
     return kvs_copy_engine_submit_many(engine, copy, 1);
 }
 
+bool kvs_copy_engine_help(kvs_copy_engine *engine)
+{
+    return kvs_copy_share_help(&engine->share);
+}
+
 /* ---- waiting ---- */
 
 /* KVS_PENDING: not yet. The counter is read first: what raised it stored `failed` before. */
@@ -405,7 +411,11 @@ kvs_status kvs_copy_engine_wait_counter(kvs_copy_engine *engine, const _Atomic u
         if (status != KVS_PENDING) {
             return status;
         }
-        relax();
+        if (kvs_copy_share_help(&engine->share)) {
+            i = 0;
+        } else {
+            relax();
+        }
     }
     lock(engine);
     const kvs_status status = engine->is_deferred ? wait_deferred(engine, counter, value, failed)

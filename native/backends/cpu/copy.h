@@ -37,6 +37,9 @@ kvs_status kvs_copy_engine_submit_many(kvs_copy_engine *engine, const kvs_copy *
 kvs_status kvs_copy_engine_wait_counter(kvs_copy_engine *engine, const _Atomic uint64_t *counter, uint64_t value,
                                         const _Atomic int *failed);
 
+/* Move a chunk of the copy under way, for a thread that would otherwise wait; false when there is none. thread: any */
+bool kvs_copy_engine_help(kvs_copy_engine *engine);
+
 /* A gate counter was raised. */
 void kvs_copy_engine_gate_advanced(kvs_copy_engine *engine);
 

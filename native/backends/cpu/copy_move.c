@@ -5,10 +5,17 @@
 
 #include <string.h>
 
-static void move_pieces(const kvs_copy *copy)
+/* Below this a copy is over before anybody could help. */
+#define SHARED_BYTES ((uint64_t)96 << 10)
+
+static void move_pieces(const kvs_copy *copy, kvs_copy_share *share)
 {
     uint8_t *host = (uint8_t *)(uintptr_t)(copy->host_base + copy->host_offset);
     uint8_t *device = (uint8_t *)(uintptr_t)copy->device_address;
+    if (share != NULL && copy->n_pieces == 1 && !copy->is_out && copy->n_bytes >= SHARED_BYTES) {
+        kvs_copy_share_move(share, device, host, copy->n_bytes);
+        return;
+    }
     for (uint32_t i = 0; i < copy->n_pieces; i++) {
         if (copy->is_out) {
             memcpy(host, device, (size_t)copy->n_bytes);
@@ -27,7 +34,7 @@ bool kvs_copy_host_extent(const kvs_copy *copy, uint64_t *n_bytes)
            kvs_add_u64(strides, copy->n_bytes, n_bytes);
 }
 
-static kvs_status copy_now(kvs_device *device, const kvs_copy_entry *item)
+static kvs_status copy_now(kvs_device *device, const kvs_copy_entry *item, kvs_copy_share *share)
 {
     const kvs_copy *copy = &item->copy;
     const kvs_status verdict = kvs_hook_ask(device, KVS_HOOK_COPY);
@@ -42,7 +49,7 @@ static kvs_status copy_now(kvs_device *device, const kvs_copy_entry *item)
         if (!kvs_hostmap_open(item->map, copy->host_offset, n_bytes)) {
             return KVS_ENOMEM;
         }
-        move_pieces(copy);
+        move_pieces(copy, share);
         kvs_hostmap_close(item->map, copy->host_offset, n_bytes);
     }
     return KVS_OK;
@@ -68,9 +75,9 @@ static bool finish(kvs_device *device, const kvs_copy *copy, kvs_status status, 
     return is_unheard;
 }
 
-bool kvs_copy_carry_out(kvs_device *device, const kvs_copy_entry *item)
+bool kvs_copy_carry_out(kvs_device *device, const kvs_copy_entry *item, kvs_copy_share *share)
 {
     const uint64_t started_ns = kvs_clock_ns();
-    const kvs_status status = copy_now(device, item);
+    const kvs_status status = copy_now(device, item, share);
     return finish(device, &item->copy, status, kvs_clock_ns() - started_ns);
 }

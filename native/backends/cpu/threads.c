@@ -49,6 +49,8 @@ struct kvs_threads {
     pthread_mutex_t mutex;
     pthread_cond_t work;     /* workers sleep here */
     pthread_cond_t finished; /* the caller sleeps here */
+    _Atomic(kvs_idle) idle; /* NULL: nothing else to do */
+    _Atomic(void *) idle_argument;
     uint64_t run_number;
     uint32_t spin_ns; /* zero where threads outnumber processors */
     uint32_t n_threads;
@@ -151,6 +153,12 @@ static void do_tasks(kvs_threads *threads, uint32_t worker_index)
 
 typedef bool (*condition)(kvs_threads *threads, uint32_t value);
 
+static bool do_something_else(kvs_threads *threads)
+{
+    kvs_idle idle = atomic_load_explicit(&threads->idle, memory_order_acquire);
+    return idle != NULL && idle(atomic_load_explicit(&threads->idle_argument, memory_order_relaxed));
+}
+
 /* Poll, then yield; false when both bounds have passed. */
 static bool poll_until(kvs_threads *threads, condition is_met, uint32_t value)
 {
@@ -161,6 +169,10 @@ static bool poll_until(kvs_threads *threads, condition is_met, uint32_t value)
         }
         if (polls % POLLS_PER_LOOK != POLLS_PER_LOOK - 1) {
             pause_processor();
+            continue;
+        }
+        if (do_something_else(threads)) {
+            start = 0;
             continue;
         }
         uint64_t now = clock_ns();
@@ -283,6 +295,12 @@ void kvs_threads_destroy(kvs_threads *threads)
     }
     stop_workers(threads, threads->n_threads - 1);
     free_threads(threads);
+}
+
+void kvs_threads_set_idle(kvs_threads *threads, kvs_idle idle, void *argument)
+{
+    atomic_store_explicit(&threads->idle_argument, argument, memory_order_relaxed);
+    atomic_store_explicit(&threads->idle, idle, memory_order_release);
 }
 
 uint32_t kvs_threads_count(const kvs_threads *threads)

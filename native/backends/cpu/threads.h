@@ -6,6 +6,7 @@
 #ifndef KVS_NATIVE_CPU_THREADS_H
 #define KVS_NATIVE_CPU_THREADS_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 typedef struct kvs_threads kvs_threads;
@@ -19,6 +20,11 @@ uint32_t kvs_threads_count(const kvs_threads *threads);
 /* Run task(argument, 0..n_tasks-1, worker) on all threads; returns when all have finished. Tasks are claimed in rising
  * order. One caller at a time. */
 void kvs_threads_run(kvs_threads *threads, uint32_t n_tasks, kvs_task task, void *argument);
+
+/* What a thread does while it waits inside a pass: idle(argument) does a few microseconds of other work, or returns false. Set
+ * before the first run. */
+typedef bool (*kvs_idle)(void *argument);
+void kvs_threads_set_idle(kvs_threads *threads, kvs_idle idle, void *argument);
 
 /* A pass is about to start or has ended: workers stay awake in between. */
 void kvs_threads_begin(kvs_threads *threads);
