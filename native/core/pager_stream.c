@@ -153,30 +153,42 @@ static void observe_wave(kvs_pager *pager)
     }
 }
 
-/* A ring wave is everything that is ready, at least a run: long enough to keep all threads busy,
- * short enough that copies of the next wave run beside it. */
-static kvs_status acquire_streamed(kvs_pager *pager, const kvs_pass_layer *pass, uint64_t page_begin, uint64_t *page_end)
+static kvs_status check_turn(const kvs_pager *pager, const kvs_pass_layer *pass, uint64_t page)
 {
-    observe_wave(pager);
-    uint64_t first = pass->first_demand + page_begin - pass->prefix;
-    uint64_t layer_end = pass->first_demand + pager->tail_first - pass->prefix;
-    if (first != kvs_ring_consumed(pager->ring)) {
-        return kvs_fail(pager->device, KVS_EINVAL, "page %llu is demand %llu, but %llu is the next to be read",
-                        (kvs_ull)page_begin, (kvs_ull)first, (kvs_ull)kvs_ring_consumed(pager->ring));
-    }
-    uint64_t end = first + kvs_pager_run_slots(kvs_ring_open_slots(pager->ring));
-    uint64_t reachable = kvs_ring_acquirable_end(pager->ring);
-    uint64_t ready = kvs_ring_ready(pager->ring);
-    end = ready > end ? ready : end;
-    end = end < reachable ? end : reachable;
-    end = end < layer_end ? end : layer_end;
-    kvs_status status = of_ring(pager, kvs_ring_acquire_wait(pager->ring, end));
-    if (status == KVS_OK) {
-        *page_end = pass->prefix + end - pass->first_demand;
-    }
-    return status;
+    uint64_t demand = pass->first_demand + page - pass->prefix;
+    return demand == kvs_ring_consumed(pager->ring)
+               ? KVS_OK
+               : kvs_fail(pager->device, KVS_EINVAL, "page %llu is demand %llu, but %llu is the next to be read", (kvs_ull)page,
+                          (kvs_ull)demand, (kvs_ull)kvs_ring_consumed(pager->ring));
 }
 
+/* Claim the streamed pages from `page` on that are ready, and wait until there are `least` of them, as far as the layer and
+ * the ring go. `page_end` receives where they end. */
+static kvs_status acquire_streamed(kvs_pager *pager, const kvs_pass_layer *pass, uint64_t page, uint64_t least,
+                                   uint64_t *page_end)
+{
+    kvs_status status = check_turn(pager, pass, page);
+    if (status != KVS_OK) {
+        return status;
+    }
+    uint64_t first = pass->first_demand + page - pass->prefix;
+    uint64_t layer_end = pass->first_demand + pager->tail_first - pass->prefix;
+    uint64_t reachable = kvs_ring_acquirable_end(pager->ring);
+    uint64_t ready = kvs_ring_ready(pager->ring);
+    uint64_t end = ready > first + least ? ready : first + least;
+    end = end < reachable ? end : reachable;
+    end = end < layer_end ? end : layer_end;
+    *page_end = page + end - first;
+    if (end == first) {
+        return KVS_OK;
+    }
+    observe_wave(pager);
+    return of_ring(pager, kvs_ring_acquire_wait(pager->ring, end));
+}
+
+/* A wave is all that can be read without waiting: one, where the ring has brought the layer ahead of time. Otherwise the
+ * resident prefix goes first, and then at least a run of the ring: long enough to keep all threads busy, short enough that
+ * copies of the next wave run beside it. */
 kvs_status kvs_pager_acquire_wave(kvs_pager *pager, uint32_t layer, uint64_t page_begin, uint64_t *page_end)
 {
     if (!pager->is_in_pass || layer >= pager->n_layers || page_begin >= pager->active_pages) {
@@ -184,13 +196,15 @@ kvs_status kvs_pager_acquire_wave(kvs_pager *pager, uint32_t layer, uint64_t pag
                         (kvs_ull)page_begin);
     }
     const kvs_pass_layer *pass = &pager->pass[layer];
-    if (page_begin >= pass->prefix && page_begin < pager->tail_first) {
-        return acquire_streamed(pager, pass, page_begin, page_end);
-    }
     kvs_status status = kvs_pager_wait_loads(pager, pass->load_ticket);
+    bool starts_resident = page_begin < pass->prefix;
+    uint64_t end = starts_resident ? pass->prefix : page_begin;
+    if (status == KVS_OK && end < pager->tail_first) {
+        uint64_t least = starts_resident ? 0 : kvs_pager_run_slots(kvs_ring_open_slots(pager->ring));
+        status = acquire_streamed(pager, pass, end, least, &end);
+    }
     if (status == KVS_OK) {
-        bool is_prefix = page_begin < pass->prefix && pass->prefix < pager->tail_first;
-        *page_end = is_prefix ? pass->prefix : pager->active_pages;
+        *page_end = end < pager->tail_first ? end : pager->active_pages;
     }
     return status;
 }
@@ -198,12 +212,13 @@ kvs_status kvs_pager_acquire_wave(kvs_pager *pager, uint32_t layer, uint64_t pag
 kvs_status kvs_pager_release_wave(kvs_pager *pager, uint32_t layer, uint64_t page_begin, uint64_t page_end)
 {
     const kvs_pass_layer *pass = &pager->pass[layer];
-    if (page_begin < pass->prefix || page_begin >= pager->tail_first) {
+    uint64_t first = page_begin > pass->prefix ? page_begin : pass->prefix;
+    uint64_t end = page_end < pager->tail_first ? page_end : pager->tail_first;
+    if (first >= end) {
         return KVS_OK;
     }
-    uint64_t n_pages = page_end - page_begin;
-    pager->streamed_pages += n_pages;
-    pager->streamed_bytes += n_pages * kvs_cache_record(pager->cache, layer)->record_bytes;
+    pager->streamed_pages += end - first;
+    pager->streamed_bytes += (end - first) * kvs_cache_record(pager->cache, layer)->record_bytes;
     pager->released_ns = kvs_clock_ns();
-    return of_ring(pager, kvs_ring_consume(pager->ring, pass->first_demand + page_end - pass->prefix));
+    return of_ring(pager, kvs_ring_consume(pager->ring, pass->first_demand + end - pass->prefix));
 }
