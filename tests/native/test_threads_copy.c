@@ -1,6 +1,12 @@
 /* Copies beside readers: run under the thread sanitizer, which sees a missing fence even where the bytes come out right. */
 #include "rig.h"
 
+#include "backends/cpu/copy_share.h"
+
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+
 #include "base/sync.h"
 #include "core/ring.h"
 #include "kvstream/ring.h"
@@ -204,8 +210,54 @@ static void test_threads_share_the_engine(void)
     close_bench(&b);
 }
 
+/* Threads that have time move chunks of one copy with its owner. */
+typedef struct helper {
+    kvs_copy_share *share;
+    _Atomic bool *is_over;
+} helper;
+
+static void *help(void *argument)
+{
+    const helper *h = argument;
+    while (!atomic_load(h->is_over)) {
+        if (!kvs_copy_share_help(h->share)) {
+            (void)sched_yield();
+        }
+    }
+    return NULL;
+}
+
+static void test_helpers_move_every_byte_once(void)
+{
+    enum { LARGEST = 400 << 10, N_HELPERS = 3 };
+    kvs_copy_share share = {.number = 0};
+    _Atomic bool is_over = false;
+    helper h = {.share = &share, .is_over = &is_over};
+    uint8_t *from = malloc(LARGEST);
+    uint8_t *to = malloc(LARGEST);
+    pthread_t threads[N_HELPERS];
+    for (int i = 0; i < N_HELPERS; i++) {
+        CHECK(pthread_create(&threads[i], NULL, help, &h) == 0);
+    }
+    for (uint32_t round = 0; round < 50; round++) {
+        const size_t n_bytes = (round + 1) * (LARGEST / 50) - round % 7;
+        memset(from, (int)(round + 1), LARGEST);
+        memset(to, 0, LARGEST);
+        kvs_copy_share_move(&share, to, from, n_bytes);
+        CHECK(memcmp(to, from, n_bytes) == 0);
+        CHECK(n_bytes == LARGEST || to[n_bytes] == 0);
+    }
+    atomic_store(&is_over, true);
+    for (int i = 0; i < N_HELPERS; i++) {
+        CHECK(pthread_join(threads[i], NULL) == 0);
+    }
+    free(from);
+    free(to);
+}
+
 int main(void)
 {
+    test_helpers_move_every_byte_once();
     test_readers_beside_the_copy_thread();
     test_owner_reads_while_later_pages_arrive();
     test_cancel_beside_a_running_copy();
