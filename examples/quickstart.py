@@ -10,7 +10,7 @@ from pykvstream import Model
 
 def main(model_path: str = "demo") -> None:
     text = Path("tools/demo_text.txt").read_text(encoding="utf-8")
-    with Model.open(model_path, arena_mib=9.5, ctx_size=4096, ubatch_size=64) as model, model.session(seed=1) as session:
+    with Model.open(model_path, arena_mib=9.5, ctx_size=4096, ubatch_size=64) as model, model.session() as session:
         for question in (f"{text}\nWhat is this text about?", "Say it in one sentence."):
             for piece in session.chat(question, max_tokens=40):
                 print(piece.text, end="", flush=True)

@@ -16,8 +16,15 @@ from pykvstream.runtime.layout import PhasePlan, Placement
 from pykvstream.runtime.policy import Feedback, Observation, PolicyConfig, Timing, initialize, step
 
 
+PASSES_PER_EVALUATION = 8
+"""A decision takes a tenth of a millisecond; passes in between only count."""
+
+
 class Placer:
-    """The policy of one phase's pool; ``apply(placement)`` moves the pages."""
+    """The policy of one phase's pool; ``apply(placement)`` moves the pages.
+
+    The policy is asked when the history reaches another page, and else once in ``PASSES_PER_EVALUATION`` passes.
+    """
 
     def __init__(self, plan: PhasePlan, run_pages: int, apply: Callable[[Placement], None]) -> None:
         self._config = PolicyConfig(run_pages=run_pages)
@@ -25,6 +32,8 @@ class Placer:
         self._max_rows = plan.max_rows
         self._apply = apply
         self._epoch = 0
+        self._reached = 0
+        self._passes = 0
         self._feedback: Feedback | None = None
         self._timing: Timing | None = None
         self._seen: tuple[DeviceInfo, PagerInfo, float] | None = None
@@ -33,6 +42,10 @@ class Placer:
         """Before a decode pass that reaches ``active_pages``: place anew where the policy says so."""
         if active_pages <= self._state.lowest_resident and self._feedback is None:
             return
+        self._passes += 1
+        if active_pages == self._reached and self._passes < PASSES_PER_EVALUATION:
+            return
+        self._reached, self._passes = active_pages, 0
         observation = Observation(active_pages, n_rows, True, self._feedback, self._timing)
         decision = step(self._config, self._state, observation)
         self._feedback = self._timing = None
