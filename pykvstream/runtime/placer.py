@@ -15,7 +15,6 @@ from pykvstream.core.pager import PagerInfo
 from pykvstream.runtime.layout import PhasePlan, Placement
 from pykvstream.runtime.policy import Feedback, Observation, PolicyConfig, Timing, initialize, step
 
-
 PASSES_PER_EVALUATION = 8
 """A decision takes a tenth of a millisecond; passes in between only count."""
 
