@@ -46,8 +46,8 @@ typedef struct kvs_backend {
     kvs_status (*copy_submit)(void *self, const kvs_copy *copy);
     /* Queue several in order, waking the engine once. */
     kvs_status (*copy_submit_many)(void *self, const kvs_copy *copies, uint32_t n_copies);
-    /* Wait until *counter >= value, or *failed is negative (optional), or *cancel is nonzero (optional). In deferred mode this is what makes queued
-     * copies run. KVS_EIO when the queue is empty and the value can never be reached. */
+    /* Wait until *counter >= value, or *failed is negative (failed may be NULL). In deferred mode this is what makes queued copies
+     * run. KVS_EIO when the queue is empty and the value can never be reached. */
     kvs_status (*wait_counter)(void *self, const _Atomic uint64_t *counter, uint64_t value, const _Atomic int *failed);
     /* Somebody has found *counter >= value without waiting and relies on it. NULL where looking at it is all it takes. */
     void (*counter_seen)(void *self, const _Atomic uint64_t *counter, uint64_t value);
