@@ -8,13 +8,19 @@
 
 #include <string.h>
 
-static inline kvs_device *rig_device(uint32_t flags, uint64_t seed)
+/* n_threads 0: one for each core, so that the copy thread has none of its own. */
+static inline kvs_device *rig_device_threads(uint32_t flags, uint64_t seed, uint32_t n_threads)
 {
     const kvs_device_desc desc = {
-        .struct_size = sizeof desc, .flags = flags, .n_threads = 1, .schedule_seed = seed};
+        .struct_size = sizeof desc, .flags = flags, .n_threads = n_threads, .schedule_seed = seed};
     kvs_device *device = NULL;
     CHECK_OK(kvs_device_create(&desc, &device));
     return device;
+}
+
+static inline kvs_device *rig_device(uint32_t flags, uint64_t seed)
+{
+    return rig_device_threads(flags, seed, 1);
 }
 
 static inline kvs_device_info rig_info(kvs_device *device)

@@ -22,9 +22,9 @@ typedef struct bench {
     kvs_ring *ring;
 } bench;
 
-static void open_bench(bench *b, uint32_t flags)
+static void open_bench(bench *b, uint32_t n_threads, uint32_t flags)
 {
-    b->device = rig_device(flags, 0);
+    b->device = rig_device_threads(flags, 0, n_threads);
     b->lease = rig_lease(b->device, N_SLOTS * RECORD);
     CHECK_OK(kvs_host_create(b->device, N_HISTORY * RECORD, &b->host));
     for (uint8_t page = 0; page < N_HISTORY; page++) {
@@ -85,10 +85,10 @@ static void *read_pages(void *argument)
     return NULL;
 }
 
-static void test_readers_beside_the_copy_thread(void)
+static void test_readers_beside_the_copy_thread(uint32_t n_threads)
 {
     bench b;
-    open_bench(&b, KVS_DEVICE_POISON_RELEASED);
+    open_bench(&b, n_threads, KVS_DEVICE_POISON_RELEASED);
     for (uint32_t round = 0; round < 20; round++) {
         const uint64_t first = submit(&b, 0, N_HISTORY);
         reader readers[2];
@@ -119,10 +119,10 @@ static void test_readers_beside_the_copy_thread(void)
 }
 
 /* Lookahead over the ring's end and beyond its slots, consumed in waves of what can be had. */
-static void test_owner_reads_while_later_pages_arrive(void)
+static void test_owner_reads_while_later_pages_arrive(uint32_t n_threads)
 {
     bench b;
-    open_bench(&b, 0);
+    open_bench(&b, n_threads, 0);
     uint64_t consumed = 0;
     for (uint32_t round = 0; round < N_ROUNDS; round++) {
         const uint64_t end = submit(&b, 0, N_HISTORY) + N_HISTORY;
@@ -142,10 +142,10 @@ static void test_owner_reads_while_later_pages_arrive(void)
 }
 
 /* Cancelled at any moment, the ring is usable at once and its memory may be written by its owner. */
-static void test_cancel_beside_a_running_copy(void)
+static void test_cancel_beside_a_running_copy(uint32_t n_threads)
 {
     bench b;
-    open_bench(&b, KVS_DEVICE_POISON_RELEASED);
+    open_bench(&b, n_threads, KVS_DEVICE_POISON_RELEASED);
     for (uint32_t round = 0; round < N_ROUNDS; round++) {
         const uint64_t first = submit(&b, round % 4, 9);
         if (round % 3 == 0) {
@@ -188,10 +188,10 @@ static void *write_and_read(void *argument)
     return NULL;
 }
 
-static void test_threads_share_the_engine(void)
+static void test_threads_share_the_engine(uint32_t n_threads)
 {
     bench b;
-    open_bench(&b, KVS_DEVICE_STRICT_HISTORY);
+    open_bench(&b, n_threads, KVS_DEVICE_STRICT_HISTORY);
     /* The gated queue stays blocked: nobody consumes. */
     const uint64_t first = submit(&b, 0, N_HISTORY);
     writer writers[3];
@@ -255,12 +255,29 @@ static void test_helpers_move_every_byte_once(void)
     free(to);
 }
 
+/* Nobody waits inside the engine: copies begin all the same. */
+static void test_pages_arrive_for_a_poller(uint32_t n_threads)
+{
+    bench b;
+    open_bench(&b, n_threads, 0);
+    const uint64_t first = submit(&b, 0, N_SLOTS);
+    while (kvs_ring_ready(b.ring) < first + N_SLOTS) {
+        (void)sched_yield();
+    }
+    CHECK_OK(kvs_ring_check_integrity(b.ring));
+    close_bench(&b);
+}
+
+/* With a core for the copy thread, where there are two, and without. */
 int main(void)
 {
     test_helpers_move_every_byte_once();
-    test_readers_beside_the_copy_thread();
-    test_owner_reads_while_later_pages_arrive();
-    test_cancel_beside_a_running_copy();
-    test_threads_share_the_engine();
+    for (uint32_t n_threads = 0; n_threads < 2; n_threads++) {
+        test_readers_beside_the_copy_thread(n_threads);
+        test_owner_reads_while_later_pages_arrive(n_threads);
+        test_cancel_beside_a_running_copy(n_threads);
+        test_threads_share_the_engine(n_threads);
+        test_pages_arrive_for_a_poller(n_threads);
+    }
     return check_finish();
 }

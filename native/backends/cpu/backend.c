@@ -1,4 +1,7 @@
 /* backend.c: the CPU as a device: a memory range of its own for the arena, a copy engine, compute threads. */
+#if defined(__linux__)
+#define _GNU_SOURCE /* sched_getaffinity */
+#endif
 #include "backends/cpu/backend.h"
 
 #include "backends/cpu/attend.h"
@@ -7,6 +10,7 @@
 #include "backends/cpu/ops.h"
 #include "backends/cpu/panel.h"
 
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -251,9 +255,16 @@ static const kvs_backend TABLE = {
     .destroy = destroy,
 };
 
+/* Those that this process may run on, where the system says so: a container sees all cores of its host. */
 static uint32_t usable_cores(void)
 {
-    long n = sysconf(_SC_NPROCESSORS_ONLN);
+#if defined(__linux__)
+    cpu_set_t allowed;
+    if (sched_getaffinity(0, sizeof allowed, &allowed) == 0) {
+        return (uint32_t)CPU_COUNT(&allowed);
+    }
+#endif
+    const long n = sysconf(_SC_NPROCESSORS_ONLN);
     return n < 1 ? 1 : (uint32_t)n;
 }
 
@@ -289,7 +300,8 @@ kvs_status kvs_cpu_backend_create(kvs_device *device, const kvs_device_desc *des
         .device = device, .threads = kvs_threads_create(threads), .n_threads = threads, .isa = *isa};
     status = cpu->compute.threads == NULL
                  ? kvs_fail(device, KVS_EIO, "cannot start %u compute threads", threads)
-                 : kvs_copy_engine_create(device, desc->flags, desc->schedule_seed, &cpu->copies);
+                 : kvs_copy_engine_create(device, desc->flags, threads < usable_cores(), desc->schedule_seed,
+                                          &cpu->copies);
     if (status != KVS_OK) {
         kvs_threads_destroy(cpu->compute.threads);
         free(cpu);

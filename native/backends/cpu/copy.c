@@ -12,12 +12,16 @@
  * copy thread keeps its core. */
 #define SPIN_LOOKS 64
 
+/* Longer than a layer computes between two waits, and nothing beside a pass. */
+#define LINGER_NS UINT64_C(2000000)
+
 enum { QUEUE_FREE = 0, QUEUE_GATED = 1, N_QUEUES = 2 };
 
 struct kvs_copy_engine {
     kvs_device *device;
     bool is_deferred;
     bool is_strict;
+    bool has_core; /* the copy thread takes no core from a compute thread: it starts copies as soon as they may go */
     kvs_mutex lock;
     kvs_cond work;     /* the copy thread sleeps here */
     kvs_cond progress; /* waiters sleep here */
@@ -31,6 +35,7 @@ struct kvs_copy_engine {
     uint32_t maps_capacity;
     const _Atomic uint64_t *running_done; /* counter of the copy under way */
     uint32_t n_waiters;
+    uint64_t n_started;
     bool is_running;
     bool is_asleep;
     bool must_stop;
@@ -71,12 +76,32 @@ static bool is_empty(const kvs_copy_engine *engine)
     return engine->queues[QUEUE_FREE].count == 0 && engine->queues[QUEUE_GATED].count == 0;
 }
 
-/* ---- the copy thread ---- */
+/* ---- the copy thread, and waiters that do its work ---- */
 
-/* Called with the lock held, which is given up while bytes move. */
-static void serve(kvs_copy_engine *engine, kvs_copy_queue *q)
+static bool may_start(const kvs_copy_engine *engine)
 {
-    const kvs_copy_entry item = kvs_copy_queue_pop(q);
+    return !engine->is_running && (kvs_copy_queue_may_go(&engine->queues[QUEUE_FREE]) ||
+                                   kvs_copy_queue_may_go(&engine->queues[QUEUE_GATED]));
+}
+
+/* Something may go, or has gone, that had not before. */
+static void wake_others(kvs_copy_engine *engine)
+{
+    if (engine->is_asleep) {
+        kvs_cond_wake_all(&engine->work);
+    }
+    if (engine->n_waiters != 0) {
+        kvs_cond_wake_all(&engine->progress);
+    }
+}
+
+/* Called with the lock held, which is given up while bytes move; may_start holds. */
+static void serve(kvs_copy_engine *engine)
+{
+    kvs_copy_queue *free_queue = &engine->queues[QUEUE_FREE];
+    const kvs_copy_entry item =
+        kvs_copy_queue_pop(kvs_copy_queue_may_go(free_queue) ? free_queue : &engine->queues[QUEUE_GATED]);
+    engine->n_started++;
     engine->is_running = true;
     engine->running_done = item.copy.done;
     unlock(engine);
@@ -85,9 +110,26 @@ static void serve(kvs_copy_engine *engine, kvs_copy_queue *q)
     engine->is_running = false;
     engine->running_done = NULL;
     engine->has_failed |= is_unheard;
-    if (engine->n_waiters != 0) {
-        kvs_cond_wake_all(&engine->progress);
+    wake_others(engine);
+}
+
+static void sleep_for_work(kvs_copy_engine *engine)
+{
+    engine->is_asleep = true;
+    kvs_cond_wait(&engine->work, &engine->lock);
+    engine->is_asleep = false;
+}
+
+/* Without a core of its own the copy thread leaves a copy with a gate to whoever waits for it, rather than stop a compute
+ * thread in the middle of a matmul. It looks from time to time whether somebody does, for pollers wait without a word. */
+static bool leaves_to_waiters(kvs_copy_engine *engine)
+{
+    if (engine->has_core || kvs_copy_queue_may_go(&engine->queues[QUEUE_FREE])) {
+        return false;
     }
+    const uint64_t n_started = engine->n_started;
+    (void)kvs_cond_wait_until(&engine->work, &engine->lock, kvs_clock_ns() + LINGER_NS);
+    return engine->n_started != n_started;
 }
 
 static void *thread_main(void *argument)
@@ -95,25 +137,14 @@ static void *thread_main(void *argument)
     kvs_copy_engine *engine = argument;
     lock(engine);
     while (!engine->must_stop) {
-        if (kvs_copy_queue_may_go(&engine->queues[QUEUE_FREE])) {
-            serve(engine, &engine->queues[QUEUE_FREE]);
-        } else if (kvs_copy_queue_may_go(&engine->queues[QUEUE_GATED])) {
-            serve(engine, &engine->queues[QUEUE_GATED]);
-        } else {
-            engine->is_asleep = true;
-            kvs_cond_wait(&engine->work, &engine->lock);
-            engine->is_asleep = false;
+        if (!may_start(engine)) {
+            sleep_for_work(engine);
+        } else if (!leaves_to_waiters(engine) && may_start(engine)) {
+            serve(engine);
         }
     }
     unlock(engine);
     return NULL;
-}
-
-static void wake_thread(kvs_copy_engine *engine)
-{
-    if (engine->is_asleep) {
-        kvs_cond_wake_all(&engine->work);
-    }
 }
 
 /* Signals belong to the caller's threads: an interrupt must not land on the copy thread. */
@@ -184,7 +215,8 @@ static bool init_locks(kvs_copy_engine *engine)
     return true;
 }
 
-kvs_status kvs_copy_engine_create(kvs_device *device, uint32_t flags, uint64_t seed, kvs_copy_engine **engine)
+kvs_status kvs_copy_engine_create(kvs_device *device, uint32_t flags, bool has_core, uint64_t seed,
+                                  kvs_copy_engine **engine)
 {
     kvs_copy_engine *made = calloc(1, sizeof *made);
     if (made == NULL) {
@@ -195,6 +227,7 @@ kvs_status kvs_copy_engine_create(kvs_device *device, uint32_t flags, uint64_t s
         return kvs_fail(device, KVS_ENOMEM, "no locks to be had (copy engine)");
     }
     made->device = device;
+    made->has_core = has_core;
     made->is_deferred = (flags & KVS_DEVICE_DEFERRED) != 0;
     made->is_strict = (flags & KVS_DEVICE_STRICT_HISTORY) != 0;
     made->schedule = seed;
@@ -338,7 +371,7 @@ kvs_status kvs_copy_engine_submit_many(kvs_copy_engine *engine, const kvs_copy *
         (void)check_copy(engine, &copies[i], &item.map);
         kvs_copy_queue_push(&engine->queues[queue_of(&copies[i])], &item);
     }
-    wake_thread(engine);
+    wake_others(engine);
     unlock(engine);
     if (status < 0) {
         return kvs_fail(engine->device, status, "a copy was refused: outside its host memory, or no memory to queue %u",
@@ -397,7 +430,11 @@ static kvs_status wait_threaded(kvs_copy_engine *engine, const _Atomic uint64_t 
 {
     kvs_status status = look(counter, value, failed);
     while (status == KVS_PENDING && (engine->is_running || !is_empty(engine))) {
-        sleep_for_progress(engine);
+        if (may_start(engine)) {
+            serve(engine);
+        } else {
+            sleep_for_progress(engine);
+        }
         status = look(counter, value, failed);
     }
     return status;
@@ -406,7 +443,8 @@ static kvs_status wait_threaded(kvs_copy_engine *engine, const _Atomic uint64_t 
 kvs_status kvs_copy_engine_wait_counter(kvs_copy_engine *engine, const _Atomic uint64_t *counter,
                                         uint64_t value, const _Atomic int *failed)
 {
-    for (int i = 0; i < SPIN_LOOKS && !engine->is_deferred; i++) {
+    const int n_looks = engine->is_deferred ? 0 : engine->has_core ? SPIN_LOOKS : 1;
+    for (int i = 0; i < n_looks; i++) {
         const kvs_status status = look(counter, value, failed);
         if (status != KVS_PENDING) {
             return status;
@@ -434,7 +472,7 @@ kvs_status kvs_copy_engine_wait_counter(kvs_copy_engine *engine, const _Atomic u
 void kvs_copy_engine_gate_advanced(kvs_copy_engine *engine)
 {
     lock(engine);
-    wake_thread(engine);
+    wake_others(engine);
     unlock(engine);
 }
 
@@ -450,6 +488,8 @@ kvs_status kvs_copy_engine_drain(kvs_copy_engine *engine)
     while (!is_idle(engine)) {
         if (engine->is_deferred) {
             (void)run_one(engine);
+        } else if (may_start(engine)) {
+            serve(engine);
         } else {
             sleep_for_progress(engine);
         }
@@ -486,7 +526,7 @@ void kvs_copy_engine_cancel(kvs_copy_engine *engine, const _Atomic uint64_t *don
     kvs_copy_queue_drop(&engine->queues[QUEUE_FREE], done);
     kvs_copy_queue_drop(&engine->queues[QUEUE_GATED], done);
     /* The head may have changed for the copy thread, and a waiter may have nothing left to wait for. */
-    wake_thread(engine);
+    wake_others(engine);
     kvs_cond_wake_all(&engine->progress);
     while (engine->is_running && engine->running_done == done) {
         sleep_for_progress(engine);

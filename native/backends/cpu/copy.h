@@ -5,6 +5,9 @@
  * that neither publication nor a single read ever waits behind a ring that nobody consumes. Copies that share a `done`
  * counter therefore belong in one queue: all with a gate, or none.
  *
+ * Whoever waits for a copy makes it where nobody has begun: a copy thread that has no core of its own would stop a compute
+ * thread in the middle of its work, so it sleeps while only copies with a gate are queued.
+ *
  * Deferred mode has no thread: queued copies run inside wait_counter, drain and run, in an order drawn from the seed among
  * the heads that may go.
  *
@@ -17,8 +20,10 @@
 
 typedef struct kvs_copy_engine kvs_copy_engine;
 
-/* flags: kvs_device_flag. The device outlives the engine. errors: ENOMEM; EIO no thread */
-kvs_status kvs_copy_engine_create(kvs_device *device, uint32_t flags, uint64_t seed, kvs_copy_engine **engine);
+/* flags: kvs_device_flag. has_core: the copy thread takes no core from a compute thread. The device outlives the engine.
+ * errors: ENOMEM; EIO no thread */
+kvs_status kvs_copy_engine_create(kvs_device *device, uint32_t flags, bool has_core, uint64_t seed,
+                                  kvs_copy_engine **engine);
 
 /* Queued copies are dropped, the one under way finishes; host memory that is left goes. NULL is ignored. */
 void kvs_copy_engine_destroy(kvs_copy_engine *engine);
