@@ -104,6 +104,8 @@ typedef struct kvs_seq_info {
     uint64_t n_pages;           /* that cover the appended tokens */
     uint64_t n_shared_pages;    /* of these, held by another sequence too */
     uint64_t reserved_host_bytes; /* address space of this sequence's own extent */
+    uint64_t seq_id;            /* above 0, unique on the device, never used again */
+    uint64_t n_rewrites;        /* truncations that dropped committed rows, and pages written */
 } kvs_seq_info;
 
 /* One page column: the same page of every layer. */

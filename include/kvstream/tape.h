@@ -7,12 +7,12 @@
 #define KVSTREAM_TAPE_H
 
 #include "kvstream/pager.h"
+#include "kvstream/state.h"
 
 KVS_API_BEGIN
 
 /* cffi:begin */
 
-typedef struct kvs_weight kvs_weight;
 typedef struct kvs_tape kvs_tape;
 typedef struct kvs_binding kvs_binding;
 
@@ -51,7 +51,8 @@ typedef enum kvs_op_code {
      * u[1]: 0 store, 1 add to out, 2 out[0] = silu(weights[0] in) * (weights[1] in) with u[0] == 2 */
     KVS_OP_MATMUL = 2,
     /* out[0] = cos and sin of each position and pair, [n][u[0] / 2][2]; u[0] rotary values, f64[0] base, f[0] factor of
-     * positions; weights[0], if any: u[0] / 2 float32 divisors of the frequencies */
+     * positions; weights[0], if any: u[0] / 2 float32 divisors of the frequencies. Pair i turns by the position on axis 1 where
+     * i % 3 == 1 and i < 3 * u[1], on axis 2 where i % 3 == 2 and i < 3 * u[2], else on axis 0 */
     KVS_OP_ROPE_TABLE = 3,
     /* rotate the first u[1] values of each head of u[0] values of out[0] by table in[0]; u[2]: 0 pairs (2i, 2i+1),
      * 1 pairs (i, i + u[1] / 2) */
@@ -62,22 +63,39 @@ typedef enum kvs_op_code {
     KVS_OP_KV_WRITE = 6,
     /* out[0] = attention of q = in[0] over all pages of `layer`; u[0] query heads, f[0] score scale */
     KVS_OP_ATTEND = 7,
-    /* out[0] = silu(in[0]) * in[1] */
-    KVS_OP_SWIGLU = 8,
+    /* out[0] = act(in[0]) * in[1]; u[0]: 0 silu, 1 sigmoid. in[0] may have one column, which then gates the whole row */
+    KVS_OP_GLU = 8,
     /* out[0] += in[0] */
     KVS_OP_ADD = 9,
     /* out[0] (rows OUT) = the requested rows of in[0] */
-    KVS_OP_GATHER = 10
+    KVS_OP_GATHER = 10,
+    /* out[0] = gated delta net of convolution inputs in[0] [n][C], beta in[1] and alpha in[2] [n][n_value_heads], both before
+     * their activations; `layer` from kvs_tape_add_delta. u[0]: 0 row by row, into the log; 1 in chunks, into the state.
+     * columns of out[0]: n_value_heads * head_dim */
+    KVS_OP_DELTA = 11,
+    /* out[0] = sum over the u[1] experts of largest router logit in[1] [n][u[0]] (of equal ones the lower number) of
+     * w_e * down_e(silu(gate_e in[0]) * up_e in[0]); w = softmax over all logits, of the chosen ones divided by their sum (at
+     * least 6.1e-5) times f[0]. weights[0], [1], [2]: gate, up, down (PANELS), one expert after another; weights[3], [4], [5], if
+     * any: float32 factors of each expert's gate, up and down */
+    KVS_OP_EXPERTS = 12,
+    /* out[0] *= weights[0], one float32 */
+    KVS_OP_SCALE = 13
 } kvs_op_code;
+
+/* How a delta operation ends, its u[0]. */
+typedef enum kvs_delta_mode {
+    KVS_DELTA_LOGGED = 0, /* row by row; rows go to the log and may be accepted in part */
+    KVS_DELTA_CHUNKED = 1 /* in chunks that begin at multiples of KVS_CHUNK_TOKENS; rows go into the state */
+} kvs_delta_mode;
 
 typedef struct kvs_op_desc {
     uint32_t struct_size;
     uint32_t code; /* kvs_op_code */
     uint32_t layer;
     uint32_t reserved;
-    uint32_t in[2];      /* tensors, KVS_NONE where unused */
+    uint32_t in[3];      /* tensors, KVS_NONE where unused */
     uint32_t out[3];
-    uint32_t weights[4]; /* numbers from kvs_tape_add_weight, KVS_NONE where unused */
+    uint32_t weights[6]; /* numbers from kvs_tape_add_weight, KVS_NONE where unused */
     uint32_t u[4];
     float f[2];
     double f64[1];
@@ -92,6 +110,8 @@ typedef struct kvs_tape_info {
     uint32_t max_rows;
     uint64_t workspace_bytes;  /* of the leased workspace region: tensors by lifetime, and scratch */
     uint64_t weight_bytes;     /* read by one pass */
+    uint32_t n_delta_layers;
+    uint32_t is_logged;        /* its delta operations go row by row, into the log */
 } kvs_tape_info;
 
 /* Everything that differs between two passes. */
@@ -99,12 +119,15 @@ typedef struct kvs_pass_desc {
     uint32_t struct_size;
     uint32_t n_rows;
     const uint32_t *tokens;      /* [n_rows] */
-    const uint32_t *positions;   /* [n_rows] rotary positions; NULL: row numbers of the sequence */
+    const uint32_t *positions;   /* [n_axes][n_rows] rotary positions; NULL: row numbers of the sequence */
     uint32_t n_out_rows;
     uint32_t n_outputs;
     const uint32_t *out_rows;    /* [n_out_rows] rows of the pass, rising */
     float *const *outputs;       /* [n_outputs] one per OUTPUT tensor in the order they were added, [rows][cols] */
     const uint32_t *cancel;      /* read between operations; nonzero stops the pass. May be NULL */
+    uint32_t n_axes;             /* of positions: 1 (or 0), the same on every axis, or 3 */
+    uint32_t reserved;
+    kvs_state *state;            /* of the pass's sequence, for a tape with delta operations */
 } kvs_pass_desc;
 
 /* Bring a weight to the device. shape: rows [n][k / block_values] blocks of `type`, row n after row.
@@ -130,11 +153,15 @@ kvs_status kvs_tape_add_tensor(kvs_tape *tape, const kvs_tensor_desc *desc, uint
 kvs_status kvs_tape_add_weight(kvs_tape *tape, kvs_weight *weight, uint32_t *id);
 kvs_status kvs_tape_add_layer(kvs_tape *tape, const kvs_kv_layer *layer, uint32_t *id);
 
+/* A recurrent layer; these are numbered from 0 too. Its weights are retained. thread: owner.
+ * errors: EINVAL sizes or weights, by name; EBUSY sealed; ENOMEM */
+kvs_status kvs_tape_add_delta(kvs_tape *tape, const kvs_delta_layer *layer, uint32_t *id);
+
 /* thread: owner. errors: EINVAL unknown code or ids, wrong shape, each named; EBUSY sealed; ENOMEM */
 kvs_status kvs_tape_add_op(kvs_tape *tape, const kvs_op_desc *desc);
 
 /* Freeze: every tensor must be written before it is read and every output written; a layer is written once, before it is attended
- * to, and layers are attended to in rising order. Tensors get workspace by lifetime, first fit.
+ * to, and layers are attended to in rising order; each recurrent layer has one operation, all row by row or all in chunks. Tensors get workspace by lifetime, first fit.
  * thread: owner. errors: EINVAL naming operation and tensor or layer; EOVERFLOW; ENOMEM */
 kvs_status kvs_tape_seal(kvs_tape *tape);
 
@@ -150,8 +177,9 @@ kvs_status kvs_tape_bind(kvs_tape *tape, kvs_arena *arena, kvs_lease *workspace,
 void kvs_binding_release(kvs_binding *binding);
 
 /* Replay every operation for one pass, which kvs_pager_begin has opened with the same n_rows. Returns when the outputs are
- * written. thread: owner of the device's work. errors: EINVAL; ESTALE the arena's epoch moved on; EBUSY no pass open;
- * ECANCELLED; EIO; the hook's. After an error only kvs_pager_end(pager, 0) is legal */
+ * written. thread: owner of the device's work. errors: EINVAL; ESTALE the arena's epoch moved on, or the state belongs to
+ * another sequence or position; EBUSY no pass open, or the state's last pass not accepted; ECANCELLED; EIO; the hook's. After
+ * an error only kvs_pager_end(pager, 0) and kvs_state_accept(state, seq, 0) are legal */
 kvs_status kvs_binding_run(kvs_binding *binding, const kvs_pass_desc *pass);
 
 /* cffi:end */

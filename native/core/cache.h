@@ -36,6 +36,9 @@ uint64_t kvs_seq_ctx_tokens(const kvs_seq *seq);
 uint64_t kvs_seq_committed(const kvs_seq *seq);
 uint64_t kvs_seq_appended(const kvs_seq *seq);
 uint64_t kvs_seq_generation(const kvs_seq *seq);
+uint64_t kvs_seq_identity(const kvs_seq *seq);
+uint64_t kvs_seq_rewrites(const kvs_seq *seq);
+kvs_device *kvs_seq_device(const kvs_seq *seq);
 uint64_t kvs_seq_pages(const kvs_seq *seq);
 
 /* One more claim, which kvs_seq_release drops. */
@@ -117,6 +120,8 @@ struct kvs_seq {
     uint64_t committed;
     uint64_t appended;
     uint64_t generation;
+    uint64_t identity;
+    uint64_t n_rewrites;
     kvs_page *source;   /* column whose rows page `source_page` waits for, or NULL */
     uint64_t source_page;
     uint64_t source_rows;

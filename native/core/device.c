@@ -22,6 +22,7 @@ struct kvs_device {
     kvs_failures failures;
     kvs_histories histories;
     _Atomic uint64_t live_objects;
+    _Atomic uint64_t last_id;
     _Atomic uint64_t device_bytes;
     _Atomic uint64_t device_peak_bytes;
     _Atomic uint64_t copies;
@@ -113,6 +114,11 @@ kvs_status kvs_device_create(const kvs_device_desc *desc, kvs_device **device)
     }
     *device = made;
     return KVS_OK;
+}
+
+uint64_t kvs_device_next_id(kvs_device *device)
+{
+    return atomic_fetch_add_explicit(&device->last_id, 1, memory_order_relaxed) + 1;
 }
 
 void kvs_device_retain(kvs_device *device)

@@ -12,6 +12,8 @@
 
 /* Device. */
 void kvs_device_retain(kvs_device *device);
+/* 1, 2, 3...: never the same twice. thread: any */
+uint64_t kvs_device_next_id(kvs_device *device);
 uint32_t kvs_device_flags(const kvs_device *device);
 static inline bool kvs_device_has(const kvs_device *device, kvs_device_flag flag)
 {

@@ -2,6 +2,7 @@
  * fault can strike; inside one it cannot, so that a device is never left in the middle of an operation. */
 #include "core/device.h"
 #include "core/pager.h"
+#include "core/state.h"
 #include "core/tape.h"
 #include "core/weight.h"
 
@@ -28,7 +29,7 @@ static void bind_ops(kvs_binding *binding, uint64_t workspace)
     for (uint32_t i = 0; i < tape->n_ops; i++) {
         kvs_bound_op *op = &binding->ops[i];
         kvs_tape_describe_op(tape, i, op);
-        for (uint32_t j = 0; j < 2; j++) {
+        for (uint32_t j = 0; j < 3; j++) {
             bind_operand(tape, tape->ops[i].in[j], workspace, &op->in[j]);
         }
         for (uint32_t j = 0; j < 3; j++) {
@@ -143,6 +144,9 @@ static kvs_status check_pass(const kvs_binding *binding, const kvs_pass_desc *pa
         return kvs_fail(binding->device, KVS_EINVAL, "%u output rows, at most %u, with their numbers", pass->n_out_rows,
                         tape->max_out_rows);
     }
+    if (pass->n_axes != 0 && pass->n_axes != 1 && pass->n_axes != 3) {
+        return kvs_fail(binding->device, KVS_EINVAL, "positions have 1 or 3 axes, not %u", pass->n_axes);
+    }
     for (uint32_t i = 0; i < pass->n_out_rows; i++) {
         bool rises = i == 0 || pass->out_rows[i] > pass->out_rows[i - 1];
         if (pass->out_rows[i] >= pass->n_rows || !rises) {
@@ -214,6 +218,20 @@ static kvs_status run_ops(const kvs_binding *binding, const kvs_pass_desc *pass,
     return KVS_OK;
 }
 
+static kvs_status open_state(const kvs_binding *binding, const kvs_pass_desc *pass, const kvs_pass_view *view,
+                             const kvs_delta_view **deltas)
+{
+    const kvs_tape *tape = binding->tape;
+    if (tape->n_deltas == 0) {
+        return pass->state == NULL ? KVS_OK
+                                   : kvs_fail(binding->device, KVS_EINVAL, "a state for a tape without recurrent layers");
+    }
+    if (pass->state == NULL || binding->pager == NULL) {
+        return kvs_fail(binding->device, KVS_EINVAL, "a tape with recurrent layers needs a pager and the sequence's state");
+    }
+    return kvs_state_open_pass(pass->state, view, tape->deltas, tape->n_deltas, tape->is_logged, deltas);
+}
+
 kvs_status kvs_binding_run(kvs_binding *binding, const kvs_pass_desc *pass)
 {
     if (binding == NULL || pass == NULL) {
@@ -233,10 +251,17 @@ kvs_status kvs_binding_run(kvs_binding *binding, const kvs_pass_desc *pass)
     if (status != KVS_OK) {
         return status;
     }
+    const kvs_delta_view *deltas = NULL;
+    status = open_state(binding, pass, &view, &deltas);
+    if (status != KVS_OK) {
+        return status;
+    }
     struct kvs_step step = {.n_rows = pass->n_rows,
                             .n_out_rows = pass->n_out_rows,
                             .tokens = pass->tokens,
                             .positions = pass->positions,
+                            .n_axes = pass->n_axes == 0 ? 1 : pass->n_axes,
+                            .deltas = deltas,
                             .out_rows = pass->out_rows,
                             .outputs = pass->outputs,
                             .first_token = view.first_token,

@@ -1,5 +1,8 @@
 #include "core/footprint.h"
 
+#include "core/delta.h"
+#include "core/weight.h"
+
 /* What one walk carries. */
 struct walk {
     const kvs_footprint_desc *desc;
@@ -18,14 +21,14 @@ static void report(const struct walk *w, uint32_t kind, uint64_t address, uint64
 /* Operands by the numbers that operand_desc gives them: inputs first, then outputs. */
 static const kvs_operand *operand_of(const kvs_bound_op *op, uint32_t id)
 {
-    return id < 2 ? &op->in[id] : &op->out[id - 2];
+    return id < 3 ? &op->in[id] : &op->out[id - 3];
 }
 
 static kvs_op_desc operand_desc(const kvs_bound_op *op)
 {
     return (kvs_op_desc){.code = op->code,
-                         .in = {0, 1},
-                         .out = {2, 3, 4},
+                         .in = {0, 1, 2},
+                         .out = {3, 4, 5},
                          .u = {op->u[0], op->u[1], op->u[2], op->u[3]}};
 }
 
@@ -136,6 +139,29 @@ static kvs_status scratch_bytes(const struct walk *w, uint64_t *n_bytes)
     return n_rows == 0 ? KVS_OK : view->backend->op_scratch_bytes(view->self, op, n_rows, n_bytes);
 }
 
+static void report_values(const struct walk *w, const float *values, uint64_t n_values, bool is_write)
+{
+    report(w, KVS_ACCESS_STATE, (uint64_t)(uintptr_t)values, n_values * sizeof(float), is_write);
+}
+
+/* Both sides of a recurrent layer's state, and its weights. */
+static void report_state(const struct walk *w)
+{
+    const kvs_bound_op *op = w->desc->op;
+    const kvs_delta_view *view = &w->desc->step->deltas[op->layer];
+    const kvs_delta_layer *layer = view->layer;
+    const bool is_logged = op->u[0] == KVS_DELTA_LOGGED;
+    (void)report_weight(w, kvs_weight_get_view(layer->conv));
+    (void)report_weight(w, kvs_weight_get_view(layer->dt_bias));
+    (void)report_weight(w, kvs_weight_get_view(layer->decay));
+    report_values(w, view->matrix_in, kvs_delta_matrix_values(layer), false);
+    report_values(w, view->conv_in, kvs_delta_conv_values(layer), false);
+    report_values(w, view->log_in, view->n_pending * kvs_delta_log_values(layer), false);
+    report_values(w, view->matrix_out, kvs_delta_matrix_values(layer), true);
+    report_values(w, view->conv_out, kvs_delta_conv_values(layer), true);
+    report_values(w, view->log_out, is_logged ? w->desc->step->n_rows * kvs_delta_log_values(layer) : 0, true);
+}
+
 static kvs_status walk_whole(const struct walk *w)
 {
     const kvs_bound_op *op = w->desc->op;
@@ -147,12 +173,15 @@ static kvs_status walk_whole(const struct walk *w)
     for (uint32_t i = 0; i < access.n_reads; i++) {
         report_tensor(w, access.reads[i], false);
     }
-    for (uint32_t i = 0; status == KVS_OK && i < 4; i++) {
+    for (uint32_t i = 0; status == KVS_OK && i < 6; i++) {
         status = op->weights[i] == NULL ? KVS_OK : report_weight(w, op->weights[i]);
     }
     report(w, KVS_ACCESS_SCRATCH, (uint64_t)(uintptr_t)op->scratch, scratch, true);
     if (op->code == KVS_OP_KV_WRITE) {
         write_pages(w);
+    }
+    if (op->code == KVS_OP_DELTA) {
+        report_state(w);
     }
     for (uint32_t i = 0; i < access.n_writes; i++) {
         report_tensor(w, access.writes[i], true);
@@ -176,7 +205,7 @@ static kvs_status walk_attend(const struct walk *w)
                    desc->step->first_token + desc->step->n_rows);
     }
     if (desc->part == KVS_PART_FINISH) {
-        report_tensor(w, 2, true);
+        report_tensor(w, 3, true);
     } else {
         report(w, KVS_ACCESS_SCRATCH, state, scratch, true);
     }

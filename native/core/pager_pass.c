@@ -213,6 +213,8 @@ kvs_status kvs_pager_view_pass(kvs_pager *pager, kvs_pass_view *view)
     *view = (kvs_pass_view){.n_rows = pager->pass_rows,
                             .n_layers = pager->n_layers,
                             .first_token = pager->pass_first,
+                            .seq_id = kvs_seq_identity(pager->current),
+                            .n_rewrites = kvs_seq_rewrites(pager->current),
                             .active_pages = pager->active_pages,
                             .page_tables = pager->tables};
     return KVS_OK;

@@ -31,6 +31,21 @@ uint64_t kvs_seq_generation(const kvs_seq *seq)
     return seq->generation;
 }
 
+uint64_t kvs_seq_identity(const kvs_seq *seq)
+{
+    return seq->identity;
+}
+
+uint64_t kvs_seq_rewrites(const kvs_seq *seq)
+{
+    return seq->n_rewrites;
+}
+
+kvs_device *kvs_seq_device(const kvs_seq *seq)
+{
+    return seq->cache->device;
+}
+
 uint64_t kvs_seq_pages(const kvs_seq *seq)
 {
     return seq->n_pages;
@@ -154,6 +169,7 @@ static kvs_status make_seq(kvs_cache *cache, uint64_t ctx_tokens, kvs_seq **seq)
     }
     made->cache = cache;
     made->claims = 1;
+    made->identity = kvs_device_next_id(cache->device);
     made->ctx_tokens = ctx_tokens;
     kvs_cache_retain(cache);
     made->next = cache->sequences;
@@ -429,6 +445,7 @@ kvs_status kvs_seq_truncate(kvs_seq *seq, uint64_t n_tokens)
         return kvs_fail(seq->cache->device, KVS_EINVAL, "truncate: to %llu tokens, %llu are committed",
                         (kvs_ull)n_tokens, (kvs_ull)seq->committed);
     }
+    seq->n_rewrites += n_tokens < seq->committed;
     end_at(seq, n_tokens);
     return KVS_OK;
 }
@@ -444,6 +461,8 @@ kvs_status kvs_seq_get_info(kvs_seq *seq, kvs_seq_info *info)
     info->committed_tokens = seq->committed;
     info->appended_tokens = seq->appended;
     info->generation = seq->generation;
+    info->seq_id = seq->identity;
+    info->n_rewrites = seq->n_rewrites;
     info->n_pages = seq->n_pages;
     info->n_shared_pages = 0;
     for (uint64_t i = 0; i < seq->n_pages; i++) {
@@ -550,6 +569,7 @@ kvs_status kvs_seq_write_page_wait(kvs_seq *seq, uint32_t layer, uint64_t page, 
     }
     begin_loading(seq->cache, column, rows);
     seq->generation++;
+    seq->n_rewrites++;
     kvs_page_view view;
     view_column(column, rows, &view);
     status = kvs_host_write_wait(view.host, kvs_page_host_offset(seq->cache, &view, layer), record,

@@ -25,27 +25,44 @@ typedef struct kvs_operand {
 typedef struct kvs_bound_op {
     uint32_t code; /* kvs_op_code */
     uint32_t layer;
-    kvs_operand in[2];
+    kvs_operand in[3];
     kvs_operand out[3];
-    const kvs_weight_view *weights[4];
+    const kvs_weight_view *weights[6];
     uint32_t u[4];
     float f[2];
     double f64[1];
     const kvs_kv_layer *kv;        /* KV_WRITE, ATTEND */
     const kvs_record_info *record; /* KV_WRITE, ATTEND */
+    const kvs_delta_layer *delta;  /* DELTA */
     void *scratch;                 /* shared by all operations, at least what op_scratch_bytes asked for */
 } kvs_bound_op;
+
+/* One recurrent layer of a state in one pass: what it reads and what it writes never overlap. Float32 throughout.
+ * C convolution channels, H value heads, D values per head. */
+typedef struct kvs_delta_view {
+    const kvs_delta_layer *layer;
+    const float *matrix_in; /* [H][D values][D keys] */
+    const float *conv_in;   /* [conv_width - 1][C], oldest first */
+    const float *log_in;    /* [n_pending] rows to fold first, each [C] inputs, [H] beta, [H] alpha */
+    float *matrix_out;
+    float *conv_out;
+    float *log_out;         /* rows of this pass, when it is logged */
+    uint32_t n_pending;
+    uint32_t reserved;
+} kvs_delta_view;
 
 /* One pass as operations see it. */
 struct kvs_step {
     uint32_t n_rows;
     uint32_t n_out_rows;
     const uint32_t *tokens;
-    const uint32_t *positions;
+    const uint32_t *positions; /* [n_axes][n_rows], or NULL */
+    uint32_t n_axes;
     const uint32_t *out_rows;
     float *const *outputs;
     uint64_t first_token;               /* committed tokens before the pass: row r is token first_token + r */
     const uint64_t *const *page_tables; /* [layer][absolute page] device addresses */
+    const kvs_delta_view *deltas;       /* [recurrent layer] */
 };
 
 static inline float *kvs_operand_data(const kvs_operand *operand, const struct kvs_step *step)

@@ -2,6 +2,7 @@
  * covers: lifetimes are intervals of operation numbers, so overlap of intervals is the only hazard there is. */
 #include "core/tape.h"
 
+#include "core/delta.h"
 #include "core/device.h"
 #include "core/tape_check.h"
 #include "core/weight.h"
@@ -46,6 +47,10 @@ void kvs_tape_release(kvs_tape *tape)
     kvs_array_free(tape->ops);
     kvs_array_free(tape->weights);
     kvs_array_free(tape->layers);
+    for (uint32_t i = 0; i < tape->n_deltas; i++) {
+        kvs_delta_layer_release(&tape->deltas[i]);
+    }
+    kvs_array_free(tape->deltas);
     kvs_object_free(tape->device, tape);
 }
 
@@ -143,6 +148,28 @@ kvs_status kvs_tape_add_layer(kvs_tape *tape, const kvs_kv_layer *layer, uint32_
     return KVS_OK;
 }
 
+kvs_status kvs_tape_add_delta(kvs_tape *tape, const kvs_delta_layer *layer, uint32_t *id)
+{
+    kvs_status status = check_open(tape);
+    if (status != KVS_OK) {
+        return status;
+    }
+    if (layer == NULL || id == NULL) {
+        return kvs_fail(tape->device, KVS_EINVAL, "recurrent layer %u needs sizes and an output", tape->n_deltas);
+    }
+    status = kvs_delta_layer_check(tape->device, layer, tape->n_deltas);
+    if (status == KVS_OK) {
+        status = grow(tape, (void **)&tape->deltas, tape->n_deltas, sizeof *tape->deltas);
+    }
+    if (status != KVS_OK) {
+        return status;
+    }
+    kvs_delta_layer_retain(layer);
+    tape->deltas[tape->n_deltas] = *layer;
+    *id = tape->n_deltas++;
+    return KVS_OK;
+}
+
 kvs_status kvs_tape_add_op(kvs_tape *tape, const kvs_op_desc *desc)
 {
     kvs_status status = check_open(tape);
@@ -224,6 +251,29 @@ static kvs_status check_layer_order(kvs_tape *tape)
         next = op->layer + 1;
     }
     return KVS_OK;
+}
+
+/* A recurrent layer has one place in the order of rows, and a pass is either logged or not. */
+static kvs_status check_deltas(kvs_tape *tape)
+{
+    uint32_t next = 0;
+    for (uint32_t i = 0; i < tape->n_ops; i++) {
+        const kvs_op_desc *op = &tape->ops[i];
+        if (op->code != KVS_OP_DELTA) {
+            continue;
+        }
+        const bool is_logged = op->u[0] == KVS_DELTA_LOGGED;
+        if (op->layer != next) {
+            return kvs_fail(tape->device, KVS_EINVAL, "operation %u (delta): layer %u, the next one is %u", i, op->layer, next);
+        }
+        if (next != 0 && is_logged != tape->is_logged) {
+            return kvs_fail(tape->device, KVS_EINVAL, "operation %u (delta): logged and chunked layers on one tape", i);
+        }
+        tape->is_logged = is_logged;
+        next++;
+    }
+    return next == tape->n_deltas ? KVS_OK
+                                  : kvs_fail(tape->device, KVS_EINVAL, "recurrent layer %u has no operation", next);
 }
 
 static bool alive_together(const kvs_tape_tensor *a, const kvs_tape_tensor *b)
@@ -314,6 +364,9 @@ kvs_status kvs_tape_seal(kvs_tape *tape)
         status = check_layer_order(tape);
     }
     if (status == KVS_OK) {
+        status = check_deltas(tape);
+    }
+    if (status == KVS_OK) {
         status = place_tensors(tape);
     }
     if (status == KVS_OK) {
@@ -339,7 +392,9 @@ kvs_status kvs_tape_get_info(kvs_tape *tape, kvs_tape_info *info)
                             .n_layers = tape->n_layers,
                             .max_rows = tape->max_rows,
                             .workspace_bytes = tape->workspace_bytes,
-                            .weight_bytes = weight_bytes};
+                            .weight_bytes = weight_bytes,
+                            .n_delta_layers = tape->n_deltas,
+                            .is_logged = tape->is_logged ? 1u : 0u};
     return KVS_OK;
 }
 
@@ -356,18 +411,21 @@ void kvs_tape_describe_op(const kvs_tape *tape, uint32_t index, kvs_bound_op *op
 {
     const kvs_op_desc *desc = &tape->ops[index];
     *op = (kvs_bound_op){.code = desc->code, .layer = desc->layer, .f = {desc->f[0], desc->f[1]}, .f64 = {desc->f64[0]}};
-    for (uint32_t i = 0; i < 2; i++) {
+    for (uint32_t i = 0; i < 3; i++) {
         op->in[i] = describe_operand(tape, desc->in[i]);
     }
     for (uint32_t i = 0; i < 3; i++) {
         op->out[i] = describe_operand(tape, desc->out[i]);
     }
-    for (uint32_t i = 0; i < 4; i++) {
-        op->u[i] = desc->u[i];
+    memcpy(op->u, desc->u, sizeof op->u);
+    for (uint32_t i = 0; i < 6; i++) {
         op->weights[i] = desc->weights[i] < tape->n_weights ? kvs_weight_get_view(tape->weights[desc->weights[i]]) : NULL;
     }
     if (desc->code == KVS_OP_KV_WRITE || desc->code == KVS_OP_ATTEND) {
         op->kv = &tape->layers[desc->layer].kv;
         op->record = &tape->layers[desc->layer].record;
+    }
+    if (desc->code == KVS_OP_DELTA) {
+        op->delta = &tape->deltas[desc->layer];
     }
 }

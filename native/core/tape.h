@@ -31,7 +31,9 @@ struct kvs_tape {
     kvs_op_desc *ops;
     kvs_weight **weights;
     kvs_tape_layer *layers;
-    uint32_t n_tensors, n_ops, n_weights, n_layers, n_outputs;
+    kvs_delta_layer *deltas;
+    uint32_t n_tensors, n_ops, n_weights, n_layers, n_deltas, n_outputs;
+    bool is_logged; /* of its delta operations, known when sealed */
     uint64_t scratch_offset_bytes;
     uint64_t workspace_bytes;
 };

@@ -1,13 +1,16 @@
 /* tape_check.c: one rule per operation code; the table of codes is the list of operations. */
 #include "core/tape_check.h"
 
+#include "core/delta.h"
 #include "core/weight.h"
 
 #define MATMUL_ADD 1u
 #define MATMUL_SWIGLU 2u
+#define GLU_SIGMOID 1u
 
 static const char *const OP_NAMES[] = {"embed",    "norm",   "matmul", "rope_table", "rope", "hadamard",
-                                       "kv_write", "attend", "swiglu", "add",        "gather"};
+                                       "kv_write", "attend", "glu",    "add",        "gather", "delta",
+                                       "experts",  "scale"};
 
 #define N_OPS ((uint32_t)(sizeof OP_NAMES / sizeof OP_NAMES[0]))
 
@@ -228,10 +231,21 @@ static kvs_status check_attend(const struct checker *c)
     return want_tensor(c, c->op->out[0], "output columns", (uint64_t)heads * kv->head_dim_v, KVS_ROWS_PASS);
 }
 
-static kvs_status check_swiglu(const struct checker *c)
+static kvs_status check_glu(const struct checker *c)
 {
-    kvs_status status = want_same(c, c->op->in[0], c->op->out[0]);
-    return status == KVS_OK ? want_same(c, c->op->in[1], c->op->out[0]) : status;
+    if (c->op->u[0] > GLU_SIGMOID) {
+        return refuse(c, "activation", c->op->u[0], GLU_SIGMOID);
+    }
+    const kvs_tape_tensor *gate = tensor_of(c, c->op->in[0]);
+    kvs_status status = want_same(c, c->op->in[1], c->op->out[0]);
+    if (status == KVS_OK && gate != NULL && gate->cols == 1) {
+        status = c->op->in[0] == c->op->out[0] && tensor_of(c, c->op->out[0])->cols != 1
+                     ? refuse_text(c, "a gate of one column cannot be the output")
+                     : want_tensor(c, c->op->in[0], "gate columns", 1, tensor_of(c, c->op->out[0])->rows);
+    } else if (status == KVS_OK) {
+        status = want_same(c, c->op->in[0], c->op->out[0]);
+    }
+    return status;
 }
 
 static kvs_status check_add(const struct checker *c)
@@ -248,9 +262,76 @@ static kvs_status check_gather(const struct checker *c)
     return want_tensor(c, c->op->out[0], "output columns", tensor_of(c, c->op->in[0])->cols, KVS_ROWS_OUT);
 }
 
+static kvs_status check_delta(const struct checker *c)
+{
+    const kvs_op_desc *op = c->op;
+    if (op->layer >= c->tape->n_deltas) {
+        return refuse_text(c, "recurrent layer does not exist");
+    }
+    if (op->u[0] > KVS_DELTA_CHUNKED) {
+        return refuse(c, "mode", op->u[0], KVS_DELTA_CHUNKED);
+    }
+    const kvs_delta_layer *layer = &c->tape->deltas[op->layer];
+    kvs_status status = want_tensor(c, op->in[0], "convolution channels", kvs_delta_channels(layer), KVS_ROWS_PASS);
+    if (status == KVS_OK) {
+        status = want_tensor(c, op->in[1], "beta columns", layer->n_value_heads, KVS_ROWS_PASS);
+    }
+    if (status == KVS_OK) {
+        status = want_tensor(c, op->in[2], "alpha columns", layer->n_value_heads, KVS_ROWS_PASS);
+    }
+    if (status == KVS_OK) {
+        status = want_tensor(c, op->out[0], "output columns", (uint64_t)layer->n_value_heads * layer->head_dim, KVS_ROWS_PASS);
+    }
+    if (status == KVS_OK && (op->out[0] == op->in[0] || op->out[0] == op->in[1] || op->out[0] == op->in[2])) {
+        status = refuse_text(c, "input and output are the same tensor");
+    }
+    return status;
+}
+
+/* Three matrices of one row of panels after another for each expert, and factors of each expert where there are any. */
+static kvs_status check_experts(const struct checker *c)
+{
+    const kvs_op_desc *op = c->op;
+    const uint32_t n_experts = op->u[0];
+    if (n_experts == 0 || op->u[1] == 0 || op->u[1] > n_experts || !(op->f[0] > 0.0f)) {
+        return refuse_text(c, "experts, chosen experts or factor out of range");
+    }
+    kvs_status status = want_tensor(c, op->in[1], "router columns", n_experts, KVS_ROWS_PASS);
+    if (status == KVS_OK) {
+        status = want_tensor(c, op->in[0], "input columns", 0, KVS_ROWS_PASS);
+    }
+    if (status == KVS_OK) {
+        status = want_tensor(c, op->out[0], "output columns", tensor_of(c, op->in[0])->cols, KVS_ROWS_PASS);
+    }
+    if (status == KVS_OK && (op->out[0] == op->in[0] || op->out[0] == op->in[1])) {
+        status = refuse_text(c, "input and output are the same tensor");
+    }
+    const uint64_t n_embd = status == KVS_OK ? tensor_of(c, op->in[0])->cols : 0;
+    if (status == KVS_OK) {
+        status = want_weight(c, op->weights[2], KVS_WEIGHT_PANELS, 0, n_experts * n_embd);
+    }
+    const uint64_t n_ff = status == KVS_OK ? kvs_weight_get_view(c->tape->weights[op->weights[2]])->k : 0;
+    for (uint32_t i = 0; status == KVS_OK && i < 2; i++) {
+        status = want_weight(c, op->weights[i], KVS_WEIGHT_PANELS, n_embd, n_experts * n_ff);
+    }
+    for (uint32_t i = 3; status == KVS_OK && i < 6; i++) {
+        status = op->weights[i] == KVS_NONE ? KVS_OK : want_vector(c, op->weights[i], n_experts);
+    }
+    return status;
+}
+
+static kvs_status check_scale(const struct checker *c)
+{
+    const kvs_tape_tensor *tensor = tensor_of(c, c->op->out[0]);
+    if (tensor == NULL) {
+        return refuse_text(c, "tensor does not exist");
+    }
+    return want_vector(c, c->op->weights[0], 1);
+}
+
 static kvs_status (*const CHECKS[])(const struct checker *) = {
-    check_embed,    check_norm,     check_matmul, check_rope_table, check_rope,  check_hadamard,
-    check_kv_write, check_attend,   check_swiglu, check_add,        check_gather};
+    check_embed,  check_norm, check_matmul, check_rope_table, check_rope,  check_hadamard, check_kv_write,
+    check_attend, check_glu,  check_add,    check_gather,     check_delta, check_experts,  check_scale};
 
 kvs_status kvs_tape_check_op(const kvs_tape *tape, const kvs_op_desc *op)
 {
@@ -268,27 +349,48 @@ static void writes(kvs_op_access *access, uint32_t id)
     access->writes[access->n_writes++] = id;
 }
 
+/* Tensors that an operation reads besides those that it updates in place. */
+static uint32_t n_inputs(const kvs_op_desc *op)
+{
+    switch (op->code) {
+    case KVS_OP_EMBED:
+    case KVS_OP_ROPE_TABLE:
+    case KVS_OP_HADAMARD:
+    case KVS_OP_SCALE:
+        return 0;
+    case KVS_OP_KV_WRITE:
+    case KVS_OP_GLU:
+    case KVS_OP_EXPERTS:
+        return 2;
+    case KVS_OP_DELTA:
+        return 3;
+    default:
+        return 1;
+    }
+}
+
+static uint32_t n_outputs(const kvs_op_desc *op)
+{
+    if (op->code == KVS_OP_KV_WRITE) {
+        return 0;
+    }
+    return op->code == KVS_OP_MATMUL && op->u[1] != MATMUL_SWIGLU ? op->u[0] : 1;
+}
+
+static bool is_in_place(const kvs_op_desc *op)
+{
+    return op->code == KVS_OP_ROPE || op->code == KVS_OP_HADAMARD || op->code == KVS_OP_ADD || op->code == KVS_OP_SCALE ||
+           (op->code == KVS_OP_MATMUL && op->u[1] == MATMUL_ADD);
+}
+
 void kvs_tape_op_access(const kvs_op_desc *op, kvs_op_access *access)
 {
     *access = (kvs_op_access){.n_reads = 0};
-    bool in_place = op->code == KVS_OP_ROPE || op->code == KVS_OP_HADAMARD || op->code == KVS_OP_ADD;
-    uint32_t n_in = op->code == KVS_OP_KV_WRITE || op->code == KVS_OP_SWIGLU ? 2u : 1u;
-    uint32_t n_out = 1;
-    if (op->code == KVS_OP_MATMUL) {
-        in_place = op->u[1] == MATMUL_ADD;
-        n_out = op->u[1] == MATMUL_SWIGLU ? 1u : op->u[0];
-    }
-    if (op->code == KVS_OP_EMBED || op->code == KVS_OP_ROPE_TABLE || op->code == KVS_OP_HADAMARD) {
-        n_in = 0;
-    }
-    if (op->code == KVS_OP_KV_WRITE) {
-        n_out = 0;
-    }
-    for (uint32_t i = 0; i < n_in; i++) {
+    for (uint32_t i = 0; i < n_inputs(op); i++) {
         reads(access, op->in[i]);
     }
-    for (uint32_t i = 0; i < n_out; i++) {
-        if (in_place) {
+    for (uint32_t i = 0; i < n_outputs(op); i++) {
+        if (is_in_place(op)) {
             reads(access, op->out[i]);
         }
         writes(access, op->out[i]);

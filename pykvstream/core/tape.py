@@ -56,9 +56,12 @@ class OpCode(enum.IntEnum):
     HADAMARD = lib.KVS_OP_HADAMARD
     KV_WRITE = lib.KVS_OP_KV_WRITE
     ATTEND = lib.KVS_OP_ATTEND
-    SWIGLU = lib.KVS_OP_SWIGLU
+    GLU = lib.KVS_OP_GLU
     ADD = lib.KVS_OP_ADD
     GATHER = lib.KVS_OP_GATHER
+    DELTA = lib.KVS_OP_DELTA
+    EXPERTS = lib.KVS_OP_EXPERTS
+    SCALE = lib.KVS_OP_SCALE
 
 
 class Weight(Handle):

@@ -61,7 +61,7 @@ class GraphBuilder:
 
     def swiglu(self, gate: Value, up: Value) -> Value:
         """``silu(gate) * up``"""
-        return self._add(Node(OpCode.SWIGLU, (gate, up), (self._value(gate.cols, gate.rows),)))
+        return self._add(Node(OpCode.GLU, (gate, up), (self._value(gate.cols, gate.rows),), u=(0,)))
 
     def rope_table(self, n_rot: int, base: float, scale: float = 1.0, divisors: str | None = None) -> Value:
         """Cosines and sines of the pass's positions, ``[n, n_rot]``. ``scale`` multiplies positions; ``divisors``

@@ -75,7 +75,8 @@ def _fuse_swiglu(graph: Graph) -> tuple[Node, ...]:
         last = nodes[-1] if nodes else None
         if (
             last is not None
-            and node.code is OpCode.SWIGLU
+            and node.code is OpCode.GLU
+            and node.u == (0,)
             and last.code is OpCode.MATMUL
             and last.u == (2, 0)
             and node.inputs == last.outputs

@@ -207,7 +207,7 @@ static kvs_binary_desc binary(const struct call *c, const float *a, const float 
                              .n_rows = kvs_operand_rows(&c->op->out[0], c->step)};
 }
 
-static kvs_status run_swiglu(const struct call *c)
+static kvs_status run_glu(const struct call *c)
 {
     kvs_binary_desc desc = binary(c, in_data(c, 0), in_data(c, 1));
     kvs_swiglu(c->cpu->threads, c->cpu->isa, &desc);
@@ -232,7 +232,7 @@ static kvs_status (*const RUN[])(const struct call *) = {
     [KVS_OP_EMBED] = run_embed,       [KVS_OP_NORM] = run_norm,
     [KVS_OP_MATMUL] = run_matmul,     [KVS_OP_ROPE_TABLE] = run_rope_table,
     [KVS_OP_ROPE] = run_rope,         [KVS_OP_HADAMARD] = run_hadamard,
-    [KVS_OP_KV_WRITE] = run_kv_write, [KVS_OP_SWIGLU] = run_swiglu,
+    [KVS_OP_KV_WRITE] = run_kv_write, [KVS_OP_GLU] = run_glu,
     [KVS_OP_ADD] = run_add,           [KVS_OP_GATHER] = run_gather,
 };
 
