@@ -4,6 +4,7 @@
 #include "backends/cpu/attend.h"
 #include "backends/cpu/elementwise.h"
 #include "backends/cpu/encode.h"
+#include "backends/cpu/experts.h"
 #include "backends/cpu/hadamard.h"
 #include "backends/cpu/matmul.h"
 
@@ -221,6 +222,38 @@ static kvs_status run_add(const struct call *c)
     return KVS_OK;
 }
 
+static kvs_expert_matrix expert_matrix(const kvs_bound_op *op, uint32_t i)
+{
+    const kvs_weight_view *scales = op->weights[i + 3];
+    return (kvs_expert_matrix){.type = op->weights[i]->type,
+                               .panels = (const void *)(uintptr_t)op->weights[i]->address,
+                               .scales = scales == NULL ? NULL : (const float *)(uintptr_t)scales->address};
+}
+
+/* Without the addresses that change from pass to pass. */
+static kvs_experts_desc experts_desc(const kvs_bound_op *op, uint32_t n_rows)
+{
+    return (kvs_experts_desc){.gate = expert_matrix(op, 0),
+                              .up = expert_matrix(op, 1),
+                              .down = expert_matrix(op, 2),
+                              .n_experts = op->u[0],
+                              .n_chosen = op->u[1],
+                              .n_rows = n_rows,
+                              .factor = op->f[0],
+                              .n_embd = op->in[0].cols,
+                              .n_ff = op->weights[2]->k,
+                              .workspace = op->scratch};
+}
+
+static kvs_status run_experts(const struct call *c)
+{
+    kvs_experts_desc desc = experts_desc(c->op, c->step->n_rows);
+    desc.x = in_data(c, 0);
+    desc.router = in_data(c, 1);
+    desc.out = out_data(c, 0);
+    return kvs_experts_run(c->cpu->threads, c->cpu->isa, &desc);
+}
+
 static kvs_status run_gather(const struct call *c)
 {
     uint32_t cols = c->op->in[0].cols;
@@ -234,6 +267,7 @@ static kvs_status (*const RUN[])(const struct call *) = {
     [KVS_OP_ROPE] = run_rope,         [KVS_OP_HADAMARD] = run_hadamard,
     [KVS_OP_KV_WRITE] = run_kv_write, [KVS_OP_GLU] = run_glu,
     [KVS_OP_ADD] = run_add,           [KVS_OP_GATHER] = run_gather,
+    [KVS_OP_EXPERTS] = run_experts,
 };
 
 kvs_status kvs_cpu_run_op(const kvs_cpu_compute *cpu, const kvs_bound_op *op, const struct kvs_step *step)
@@ -255,6 +289,14 @@ kvs_status kvs_cpu_op_scratch_bytes(const kvs_cpu_compute *cpu, const kvs_bound_
     if (op->code == KVS_OP_MATMUL) {
         kvs_status status = kvs_matmul_workspace_bytes(op->weights[0]->k, max_rows == 0 ? 1 : max_rows, bytes);
         return status == KVS_OK ? KVS_OK : kvs_fail(cpu->device, status, "a matmul of %u rows, at most %u", max_rows, KVS_MATMUL_ROWS);
+    }
+    if (op->code == KVS_OP_EXPERTS) {
+        const kvs_experts_desc desc = experts_desc(op, max_rows == 0 ? 1 : max_rows);
+        kvs_status status = kvs_experts_workspace_bytes(&desc, bytes);
+        return status == KVS_OK ? KVS_OK
+                                : kvs_fail(cpu->device, status, "%u experts of %llu x %llu values: at most %u, sizes multiples of %u",
+                                           desc.n_experts, (kvs_ull)desc.n_ff, (kvs_ull)desc.n_embd, KVS_EXPERTS_MAX,
+                                           KVS_PANEL_ROWS);
     }
     if (op->code == KVS_OP_ATTEND) {
         *bytes = kvs_attend_state_bytes(op->kv, op->u[0], max_rows, cpu->n_threads);
