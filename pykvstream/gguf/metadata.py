@@ -224,6 +224,19 @@ class Metadata(Mapping[str, MetaValue]):
             raise FormatError(f"integer {int(values.max())} is out of range", offset=entry.offset, key=key)
         return _read_only(values.astype(np.int64))
 
+    def get_bools(
+        self, key: str, default: _D | Required = REQUIRED, *, count: int | None = None
+    ) -> npt.NDArray[np.bool_] | _D:
+        """Return an array of bools, which with ``count`` must have that many entries."""
+        entry = self._find(key, default)
+        if entry is None:
+            return _given(default)
+        if entry.element is not ValueType.BOOL or not isinstance(entry.value, np.ndarray):
+            raise _wrong_type(key, entry, "an array of bools")
+        if count is not None and len(entry.value) != count:
+            raise FormatError(f"array has {len(entry.value)} entries, need {count}", offset=entry.offset, key=key)
+        return _read_only(entry.value.astype(np.bool_))
+
     def get_floats(self, key: str, default: _D | Required = REQUIRED) -> npt.NDArray[np.float64] | _D:
         """Return an array of floats, widened to float64."""
         entry = self._find(key, default)

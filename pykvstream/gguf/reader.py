@@ -115,6 +115,12 @@ class GgufFile:
         """See ``Metadata.get_ints``."""
         return self.metadata.get_ints(key, default, count=count)
 
+    def get_bools(
+        self, key: str, default: _D | Required = REQUIRED, *, count: int | None = None
+    ) -> npt.NDArray[np.bool_] | _D:
+        """See ``Metadata.get_bools``."""
+        return self.metadata.get_bools(key, default, count=count)
+
     def get_floats(self, key: str, default: _D | Required = REQUIRED) -> npt.NDArray[np.float64] | _D:
         """See ``Metadata.get_floats``."""
         return self.metadata.get_floats(key, default)
