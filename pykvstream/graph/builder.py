@@ -9,7 +9,7 @@ from __future__ import annotations
 from pykvstream.core.kv import KvLayer
 from pykvstream.core.tape import OpCode, RowKind
 from pykvstream.errors import InvalidArgument
-from pykvstream.graph.values import Graph, Node, Value, WeightSource
+from pykvstream.graph.values import DeltaSpec, Graph, Node, Value, WeightSource
 
 PAIRS = 0
 """Rotary mode: values (2i, 2i+1) of a head turn together."""
@@ -25,6 +25,7 @@ class GraphBuilder:
         self._layers = layers
         self._nodes: list[Node] = []
         self._outputs: list[Value] = []
+        self._deltas: list[DeltaSpec] = []
         self._n_values = 0
 
     def _value(self, cols: int, rows: RowKind = RowKind.PASS) -> Value:
@@ -47,12 +48,19 @@ class GraphBuilder:
         return self._add(Node(OpCode.NORM, (x,), (out,), vectors=(weight,), u=(group,), f=(eps,)))
 
     def linear(self, x: Value, weight: str) -> Value:
-        """``x W^T`` for a weight of n rows of k values: ``[rows, n]``."""
+        """``x W^T`` for a weight of n rows of k values: ``[rows, n]``; times the factor that the file may have."""
         n, k = self._weights.shape(weight)
         if k != x.cols:
             raise InvalidArgument(f"{weight} has rows of {k} values, its input has {x.cols}")
         out = self._value(n, x.rows)
-        return self._add(Node(OpCode.MATMUL, (x,), (out,), weights=(weight,), u=(1, 0)))
+        out = self._add(Node(OpCode.MATMUL, (x,), (out,), weights=(weight,), u=(1, 0)))
+        factor = self._weights.scale(weight)
+        return out if factor is None else self.scale(out, factor)
+
+    def scale(self, x: Value, factor: str) -> Value:
+        """``x`` times a tensor of one float32; ``x`` ends here."""
+        out = self._value(x.cols, x.rows)
+        return self._add(Node(OpCode.SCALE, (x,), (out,), vectors=(factor,), updates=True))
 
     def add(self, x: Value, y: Value) -> Value:
         """``x + y``; ``x`` ends here."""
@@ -63,12 +71,51 @@ class GraphBuilder:
         """``silu(gate) * up``"""
         return self._add(Node(OpCode.GLU, (gate, up), (self._value(gate.cols, gate.rows),), u=(0,)))
 
-    def rope_table(self, n_rot: int, base: float, scale: float = 1.0, divisors: str | None = None) -> Value:
+    def sigmoid_gate(self, gate: Value, x: Value) -> Value:
+        """``sigmoid(gate) * x``; a gate of one column is that of the whole row."""
+        return self._add(Node(OpCode.GLU, (gate, x), (self._value(x.cols, x.rows),), u=(1,)))
+
+    def delta(self, x: Value, beta: Value, alpha: Value, spec: DeltaSpec) -> Value:
+        """The gated delta net of a recurrent layer, ``[n, n_value_heads * head_dim]``: ``x`` are inputs of the
+        convolution, ``beta`` and ``alpha`` write strength and decay of each value head before their activations."""
+        if x.cols != spec.channels or {beta.cols, alpha.cols} != {spec.n_value_heads}:
+            raise InvalidArgument(
+                f"a recurrent layer of {spec.channels} channels and {spec.n_value_heads} value heads,"
+                f" its inputs have {x.cols}, {beta.cols} and {alpha.cols} columns"
+            )
+        self._deltas.append(spec)
+        out = self._value(spec.n_value_heads * spec.head_dim)
+        return self._add(Node(OpCode.DELTA, (x, beta, alpha), (out,), layer=len(self._deltas) - 1))
+
+    def experts(self, x: Value, router: Value, gate: str, up: str, down: str, n_used: int, scale: float) -> Value:
+        """The weighted sum of the ``n_used`` experts with the largest ``router`` logits, ``[n, k]``. Weights hold the
+        rows of one expert after another; ``scale`` multiplies the sum."""
+        n_experts = router.cols
+        (n_gate, k_gate), (n_up, k_up), (n_down, k_down) = (self._weights.shape(name) for name in (gate, up, down))
+        is_shaped = k_gate == k_up == x.cols and n_gate == n_up == k_down * n_experts and n_down % n_experts == 0
+        if not is_shaped:
+            raise InvalidArgument(f"{gate}, {up} and {down} are not {n_experts} experts of {x.cols} inputs")
+        out = self._value(n_down // n_experts, x.rows)
+        factors = tuple(self._weights.scale(name) for name in (gate, up, down))
+        return self._add(
+            Node(OpCode.EXPERTS, (x, router), (out,), (gate, up, down), factors, u=(n_experts, n_used), f=(scale,))
+        )
+
+    def rope_table(
+        self,
+        n_rot: int,
+        base: float,
+        scale: float = 1.0,
+        divisors: str | None = None,
+        sections: tuple[int, int] = (0, 0),
+    ) -> Value:
         """Cosines and sines of the pass's positions, ``[n, n_rot]``. ``scale`` multiplies positions; ``divisors``
-        names a float32 vector ``[n_rot / 2]`` by which frequencies are divided."""
+        names a float32 vector ``[n_rot / 2]`` by which frequencies are divided; ``sections``: pairs that turn by the
+        second and the third position axis."""
         vectors = () if divisors is None else (divisors,)
+        u = (n_rot, *sections)
         out = self._value(n_rot)
-        return self._add(Node(OpCode.ROPE_TABLE, (), (out,), vectors=vectors, u=(n_rot,), f=(scale,), f64=base))
+        return self._add(Node(OpCode.ROPE_TABLE, (), (out,), vectors=vectors, u=u, f=(scale,), f64=base))
 
     def rope(self, x: Value, table: Value, head_dim: int, n_rot: int, mode: int) -> Value:
         """Rotate the first ``n_rot`` values of each head; ``x`` ends here."""
@@ -97,4 +144,4 @@ class GraphBuilder:
         self._outputs.append(x)
 
     def finish(self) -> Graph:
-        return Graph(tuple(self._nodes), self._layers, tuple(self._outputs))
+        return Graph(tuple(self._nodes), self._layers, tuple(self._outputs), tuple(self._deltas))

@@ -13,7 +13,7 @@ from pykvstream.errors import InvalidArgument
 from pykvstream.graph.fuse import fuse
 from pykvstream.graph.values import Graph, Node, Value, WeightSource
 
-_NORM_SLOT = 3
+_VECTOR_SLOT = 3
 
 
 def lower(
@@ -84,10 +84,10 @@ class _Lowering:
 
     def _weights_of(self, node: Node) -> tuple[int, ...]:
         panels = [self._weight_id(name, is_rows=False) for name in node.weights]
-        vectors = [self._weight_id(name, is_rows=True) for name in node.vectors]
-        if node.code is not OpCode.MATMUL:
+        vectors = [NONE if name is None else self._weight_id(name, is_rows=True) for name in node.vectors]
+        if node.code not in (OpCode.MATMUL, OpCode.EXPERTS):
             return tuple(vectors)
-        padding = [NONE] * (_NORM_SLOT - len(panels))
+        padding = [NONE] * (_VECTOR_SLOT - len(panels))
         return (*panels, *padding, *vectors)
 
     def _weight_id(self, name: str, *, is_rows: bool) -> int:

@@ -2,7 +2,7 @@
 
 Shapes: a ``Value`` is float32 ``[rows, cols]``; ``rows`` is one per token of a pass, or one per requested output row.
 Order: nodes are in execution order; each value is written by exactly one node (static single assignment).
-Holds: ``Value``, ``Node``, ``Graph``, ``WeightSource``.
+Holds: ``Value``, ``Node``, ``DeltaSpec``, ``Graph``, ``WeightSource``.
 """
 
 from __future__ import annotations
@@ -23,6 +23,10 @@ class WeightSource(Protocol):
 
     def shape(self, name: str) -> tuple[int, int]:
         """``(n rows, k values per row)`` of a matrix; a vector is one row."""
+        ...
+
+    def scale(self, name: str) -> str | None:
+        """The tensor of factors by which what this matrix gives is multiplied, None where there is none."""
         ...
 
     def panels(self, name: str) -> Weight:
@@ -47,15 +51,15 @@ class Value:
 class Node:
     """One operation. ``u``, ``f``, ``f64`` and ``layer`` are the parameters of ``kvs_op_desc``.
 
-    ``weights`` are matmul panels, ``vectors`` rows in file layout. ``updates`` says that output 0 continues in the
-    storage of the last input, whose value ends here.
+    ``weights`` are matmul panels, ``vectors`` rows in file layout, None for one that is left out. ``updates`` says
+    that output 0 continues in the storage of the last input, whose value ends here.
     """
 
     code: OpCode
     inputs: tuple[Value, ...] = ()
     outputs: tuple[Value, ...] = ()
     weights: tuple[str, ...] = ()
-    vectors: tuple[str, ...] = ()
+    vectors: tuple[str | None, ...] = ()
     layer: int = 0
     u: tuple[int, ...] = ()
     f: tuple[float, ...] = ()
@@ -64,12 +68,31 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
+class DeltaSpec:
+    """A recurrent layer: ``kvs_delta_layer`` with weights by name."""
+
+    n_key_heads: int
+    n_value_heads: int
+    head_dim: int
+    conv_width: int
+    norm_eps: float
+    conv: str
+    dt_bias: str
+    decay: str
+
+    @property
+    def channels(self) -> int:
+        return self.head_dim * (2 * self.n_key_heads + self.n_value_heads)
+
+
+@dataclass(frozen=True, slots=True)
 class Graph:
-    """Nodes in order, the cache layers they name, and the values handed to the caller."""
+    """Nodes in order, the cache layers and recurrent layers they name, and the values handed to the caller."""
 
     nodes: tuple[Node, ...]
     layers: tuple[KvLayer, ...]
     outputs: tuple[Value, ...] = field(default=())
+    deltas: tuple[DeltaSpec, ...] = field(default=())
 
     def uses(self) -> dict[int, int]:
         """How many nodes read each value (by index)."""

@@ -1,4 +1,5 @@
-"""Model architectures: what a file says (``config``), which weights it has (``weights``), and the graph of each family.
+"""Model architectures: what a file says (``config``), what it must hold (``tensors``), its weights on a device
+(``weights``), and the graph of each family.
 
 ``build_graph`` is the one entry: it refuses an architecture that is not listed, by name.
 """
@@ -10,15 +11,19 @@ from collections.abc import Callable
 from pykvstream.core.kv import KvLayer
 from pykvstream.errors import Unsupported
 from pykvstream.graph import Graph, WeightSource
-from pykvstream.models import llama
+from pykvstream.models import llama, qwen35
 from pykvstream.models.config import ModelConfig
+from pykvstream.models.hybrid_config import HYBRIDS
 from pykvstream.models.weights import FileWeights
 
 __all__ = ["ARCHITECTURES", "FileWeights", "ModelConfig", "build_graph"]
 
 _Builder = Callable[[ModelConfig, WeightSource, tuple[KvLayer, ...], "tuple[int, int]"], Graph]
 
-ARCHITECTURES: dict[str, _Builder] = {"llama": llama.build, "qwen3": llama.build}
+ARCHITECTURES: dict[str, _Builder] = {
+    **dict.fromkeys(("llama", "qwen3"), llama.build),
+    **dict.fromkeys(HYBRIDS, qwen35.build),
+}
 
 
 def build_graph(

@@ -1,7 +1,7 @@
-"""What a GGUF file says about a dense decoder.
+"""What a GGUF file says about a decoder, dense or hybrid.
 
 Units: sizes in values, ``n_ctx_train`` in tokens.
-Source: GGUF metadata keys ``<architecture>.*`` (spec/model.md 1.1 for the general ones).
+Source: GGUF metadata keys ``<architecture>.*`` (spec/model.md 1.1).
 Holds: ``ModelConfig.from_gguf``, which refuses by name what the runtime would otherwise get wrong.
 """
 
@@ -11,15 +11,20 @@ from dataclasses import dataclass
 
 from pykvstream.errors import FormatError, Unsupported
 from pykvstream.gguf import GgufFile
+from pykvstream.models.hybrid_config import HYBRIDS, HybridConfig, check_sections, read_hybrid
+from pykvstream.models.keys import positive_of, size_of, uniform_of
 
 _ROPE_PAIRS, _ROPE_HALVES = 0, 1
-_ROPE_MODE = {"llama": _ROPE_PAIRS, "qwen3": _ROPE_HALVES}
+_ROPE_MODE = {"llama": _ROPE_PAIRS, "qwen3": _ROPE_HALVES, **dict.fromkeys(HYBRIDS, _ROPE_HALVES)}
 _MAX_LAYERS = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """Sizes and constants of one model."""
+    """Sizes and constants of one model. ``n_layers`` are those of the trunk; ``n_ff`` is the widest feed-forward part.
+
+    ``hybrid``: what only models with recurrent layers have.
+    """
 
     architecture: str
     name: str
@@ -37,6 +42,7 @@ class ModelConfig:
     rope_scale: float
     n_rot: int
     rope_mode: int
+    hybrid: HybridConfig | None = None
 
     @classmethod
     def from_gguf(cls, file: GgufFile) -> ModelConfig:
@@ -44,11 +50,14 @@ class ModelConfig:
         arch = file.get_str("general.architecture")
         if arch not in _ROPE_MODE:
             raise Unsupported(f"architecture {arch!r} is not supported; supported: {', '.join(_ROPE_MODE)}")
-        _refuse_experts(file, arch)
-        n_embd = _size(file, f"{arch}.embedding_length")
-        n_layers = _size(file, f"{arch}.block_count", _MAX_LAYERS)
-        n_heads = _uniform(file, f"{arch}.attention.head_count", n_layers)
-        n_kv_heads = _uniform(file, f"{arch}.attention.head_count_kv", n_layers, n_heads)
+        n_blocks = size_of(file, f"{arch}.block_count", _MAX_LAYERS)
+        hybrid = read_hybrid(file, arch, n_blocks) if arch in HYBRIDS else None
+        if hybrid is None:
+            _refuse_experts(file, arch)
+        with_attention = range(n_blocks) if hybrid is None else (*hybrid.attention_layers, *hybrid.mtp_blocks)
+        n_embd = size_of(file, f"{arch}.embedding_length")
+        n_heads = uniform_of(file, f"{arch}.attention.head_count", n_blocks, with_attention)
+        n_kv_heads = uniform_of(file, f"{arch}.attention.head_count_kv", n_blocks, with_attention, n_heads)
         if n_heads % n_kv_heads != 0:
             raise FormatError(f"{n_heads} query heads are no multiple of {n_kv_heads} KV heads",
                               key=f"{arch}.attention.head_count_kv")  # fmt: skip
@@ -56,66 +65,38 @@ class ModelConfig:
         config = cls(
             architecture=arch,
             name=file.get_str("general.name", default=""),
-            n_layers=n_layers,
+            n_layers=n_blocks if hybrid is None else n_blocks - hybrid.n_mtp_blocks,
             n_embd=n_embd,
             n_heads=n_heads,
             n_kv_heads=n_kv_heads,
             head_dim_k=head_dim_k,
             head_dim_v=_head_dim(file, f"{arch}.attention.value_length", n_embd, n_heads),
-            n_ff=_uniform(file, f"{arch}.feed_forward_length", n_layers),
+            n_ff=_widest(file, arch, n_blocks, hybrid),
             n_vocab=_vocabulary(file),
-            n_ctx_train=_size(file, f"{arch}.context_length"),
-            norm_eps=_positive(file, f"{arch}.attention.layer_norm_rms_epsilon", None),
-            rope_base=_positive(file, f"{arch}.rope.freq_base", 10000.0),
+            n_ctx_train=size_of(file, f"{arch}.context_length"),
+            norm_eps=positive_of(file, f"{arch}.attention.layer_norm_rms_epsilon"),
+            rope_base=positive_of(file, f"{arch}.rope.freq_base", 10000.0),
             rope_scale=_rope_scale(file, arch),
             n_rot=file.get_int(f"{arch}.rope.dimension_count", default=head_dim_k),
             rope_mode=_ROPE_MODE[arch],
+            hybrid=hybrid,
         )
         if not 0 < config.n_rot <= head_dim_k or config.n_rot % 2 != 0:
             raise FormatError(f"{config.n_rot} rotary values do not fit heads of {head_dim_k}",
                               key=f"{arch}.rope.dimension_count")  # fmt: skip
+        if hybrid is not None:
+            check_sections(arch, hybrid.rope_sections, config.n_rot)
         return config
 
     @property
-    def tensor_names(self) -> frozenset[str]:
-        """Every tensor that a file of this configuration may hold."""
-        parts = ["attn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_norm", "ffn_gate", "ffn_up", "ffn_down"]
-        if self.architecture == "qwen3":
-            parts += ["attn_q_norm", "attn_k_norm"]
-        names = {f"blk.{i}.{part}.weight" for i in range(self.n_layers) for part in parts}
-        return frozenset(names | {"token_embd.weight", "output_norm.weight", "output.weight", "rope_freqs.weight"})
-
-
-def _size(file: GgufFile, key: str, largest: int = 2**31 - 1) -> int:
-    value = file.get_int(key)
-    if not 0 < value <= largest:
-        raise FormatError(f"{value} is not between 1 and {largest}", key=key)
-    return value
-
-
-def _uniform(file: GgufFile, key: str, n_layers: int, default: int | None = None) -> int:
-    """A size that may be stored per layer; all layers must agree."""
-    if default is not None and key not in file.metadata:
-        return default
-    values = {int(value) for value in file.get_ints(key, count=n_layers)}
-    if len(values) != 1:
-        raise Unsupported(f"{key} differs between layers: {sorted(values)}")
-    value = values.pop()
-    if not 0 < value < 2**31:
-        raise FormatError(f"{value} is out of range", key=key)
-    return value
-
-
-def _positive(file: GgufFile, key: str, default: float | None) -> float:
-    value = file.get_float(key) if default is None else file.get_float(key, default=default)
-    if not 0.0 < value < float("inf"):
-        raise FormatError(f"{value} is not a positive number", key=key)
-    return value
+    def attention_layers(self) -> tuple[int, ...]:
+        """Layers with keys and values, in the order of the cache's layers."""
+        return tuple(range(self.n_layers)) if self.hybrid is None else self.hybrid.attention_layers
 
 
 def _head_dim(file: GgufFile, key: str, n_embd: int, n_heads: int) -> int:
     if key in file.metadata:
-        return _size(file, key, 4096)
+        return size_of(file, key, 4096)
     if n_embd % n_heads != 0:
         raise FormatError(f"missing, and {n_embd} values are no multiple of {n_heads} heads", key=key)
     return n_embd // n_heads
@@ -128,12 +109,18 @@ def _vocabulary(file: GgufFile) -> int:
     return int(embedding.shape[1])
 
 
+def _widest(file: GgufFile, arch: str, n_blocks: int, hybrid: HybridConfig | None) -> int:
+    if hybrid is None:
+        return uniform_of(file, f"{arch}.feed_forward_length", n_blocks, range(n_blocks))
+    return max(hybrid.n_ff) if hybrid.experts is None else max(hybrid.experts.n_ff, hybrid.experts.n_ff_shared)
+
+
 def _rope_scale(file: GgufFile, arch: str) -> float:
     kind = file.get_str(f"{arch}.rope.scaling.type", default="none")
     if kind == "none":
         return 1.0
     if kind == "linear":
-        return 1.0 / _positive(file, f"{arch}.rope.scaling.factor", None)
+        return 1.0 / positive_of(file, f"{arch}.rope.scaling.factor")
     raise Unsupported(f"rope scaling {kind!r} is not supported; supported: none, linear")
 
 

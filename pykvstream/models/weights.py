@@ -1,42 +1,65 @@
 """Weights of a file on a device, each brought once, when first asked for.
 
-Holds: ``FileWeights``; ``check`` compares every tensor with what the configuration expects before anything is loaded.
+Holds: ``FileWeights``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import NDArray
 
 from pykvstream.core.device import Device
 from pykvstream.core.tape import Weight, WeightLayout
-from pykvstream.errors import FormatError, Unsupported
-from pykvstream.gguf import GgufFile, TensorInfo
-from pykvstream.models.config import ModelConfig
+from pykvstream.gguf import GgufFile
+from pykvstream.models.tensors import RowSelection
 
 Progress = Callable[[str, int], None]
 """``progress(tensor name, bytes)`` after each tensor that was brought to the device; borrowed rows are not."""
 
+_NOTHING: Mapping[str, RowSelection] = MappingProxyType({})
+
 
 class FileWeights:
-    """The tensors of a file as device weights. ``declared``: shapes only, nothing is read or brought anywhere."""
+    """The tensors of a file as device weights. ``declared``: shapes only, nothing is read or brought anywhere.
+
+    ``selections``: weights that are rows of a tensor, by name. A tensor of three dimensions is one of all its rows.
+    """
 
     def __init__(
-        self, file: GgufFile, device: Device, progress: Progress | None = None, *, declared: bool = False
+        self,
+        file: GgufFile,
+        device: Device,
+        progress: Progress | None = None,
+        *,
+        declared: bool = False,
+        selections: Mapping[str, RowSelection] = _NOTHING,
     ) -> None:
         self._declared = declared
         self._file = file
         self._device = device
         self._progress = progress
+        self._selections = selections
         self._made: dict[tuple[str, WeightLayout], Weight] = {}
 
     def has(self, name: str) -> bool:
-        return name in self._file.tensors
+        return name in self._selections or name in self._file.tensors
 
     def shape(self, name: str) -> tuple[int, int]:
         """``(n, k)``: rows and values per row."""
-        info = self._file.tensor(name)
+        selection = self._selections.get(name)
+        info = self._file.tensor(name if selection is None else selection.tensor)
         k = info.shape[0]
-        return info.n_values // k, k
+        return (info.n_values // k if selection is None else selection.n_rows), k
+
+    def scale(self, name: str) -> str | None:
+        """The tensor that holds the factors of this weight's output, None where the file has none."""
+        selection = self._selections.get(name)
+        tensor = name if selection is None else selection.tensor
+        scale = tensor.removesuffix("weight") + "scale"
+        return scale if tensor.endswith(".weight") and scale in self._file.tensors else None
 
     def panels(self, name: str) -> Weight:
         return self._get(name, WeightLayout.PANELS)
@@ -47,13 +70,24 @@ class FileWeights:
     def _get(self, name: str, layout: WeightLayout) -> Weight:
         key = (name, layout)
         if key not in self._made:
-            info = self._file.tensor(name)
+            selection = self._selections.get(name)
+            info = self._file.tensor(name if selection is None else selection.tensor)
             n, k = self.shape(name)
-            rows = None if self._declared else self._file.tensor_data(name)
+            rows = None if self._declared else self._bytes(name, selection)
             self._made[key] = Weight(self._device, info.type.id, k, n, rows, layout)
             if self._progress is not None and layout is WeightLayout.PANELS:
-                self._progress(name, info.nbytes)
+                self._progress(name, n * info.type.row_bytes(k))
         return self._made[key]
+
+    def _bytes(self, name: str, selection: RowSelection | None) -> NDArray[np.uint8]:
+        if selection is None:
+            return self._file.tensor_data(name)
+        info = self._file.tensor(selection.tensor)
+        rows = self._file.tensor_data(selection.tensor).reshape(-1, info.type.row_bytes(info.shape[0]))
+        span = rows[selection.base : selection.base + selection.repeats * selection.stride]
+        parts = span.reshape(selection.repeats, selection.stride, -1)
+        chosen = parts[:, selection.offset : selection.offset + selection.count]
+        return np.ascontiguousarray(chosen).reshape(-1)
 
     @property
     def device_bytes(self) -> int:
@@ -65,47 +99,3 @@ class FileWeights:
         for weight in self._made.values():
             weight.close()
         self._made.clear()
-
-
-def check_tensors(file: GgufFile, config: ModelConfig) -> None:
-    """Compare every tensor's shape with the configuration.
-
-    Raises ``FormatError`` for a missing or misshapen tensor and ``Unsupported`` for one that would be ignored.
-    """
-    q_cols = config.n_heads * config.head_dim_k
-    k_cols = config.n_kv_heads * config.head_dim_k
-    v_cols = config.n_kv_heads * config.head_dim_v
-    shapes = {
-        "attn_norm": (config.n_embd,),
-        "attn_q": (config.n_embd, q_cols),
-        "attn_k": (config.n_embd, k_cols),
-        "attn_v": (config.n_embd, v_cols),
-        "attn_output": (config.n_heads * config.head_dim_v, config.n_embd),
-        "attn_q_norm": (config.head_dim_k,),
-        "attn_k_norm": (config.head_dim_k,),
-        "ffn_norm": (config.n_embd,),
-        "ffn_gate": (config.n_embd, config.n_ff),
-        "ffn_up": (config.n_embd, config.n_ff),
-        "ffn_down": (config.n_ff, config.n_embd),
-        "token_embd": (config.n_embd, config.n_vocab),
-        "output": (config.n_embd, config.n_vocab),
-        "output_norm": (config.n_embd,),
-        "rope_freqs": (config.n_rot // 2,),
-    }
-    expected = config.tensor_names
-    for name in file.tensors:
-        if name not in expected:
-            raise Unsupported(f"tensor {name!r} has no place in architecture {config.architecture!r}")
-    for name in sorted(expected):
-        if name not in file.tensors:
-            if name in ("output.weight", "rope_freqs.weight"):
-                continue
-            raise FormatError("the tensor is missing", key=name)
-        _check_shape(file.tensor(name), shapes[name.removesuffix(".weight").split(".")[-1]])
-
-
-def _check_shape(info: TensorInfo, shape: tuple[int, ...]) -> None:
-    if tuple(info.shape) != shape:
-        raise FormatError(f"shape {tuple(info.shape)}, the metadata says {shape}", offset=info.offset, key=info.name)
-    if len(shape) == 1 and info.type.name != "F32":
-        raise Unsupported(f"tensor {info.name!r} of type {info.type.name}: vectors must be F32")

@@ -27,7 +27,7 @@ from pykvstream.errors import InvalidArgument, Unsupported
 from pykvstream.gguf import GgmlType, GgufFile
 from pykvstream.graph import Graph, lower
 from pykvstream.models import FileWeights, ModelConfig, build_graph
-from pykvstream.models.weights import check_tensors
+from pykvstream.models.tensors import check_tensors, row_selections
 from pykvstream.runtime.layout import ArenaPlan, CacheShape, PhaseNeed, Placement, pages_of, plan_arena, require_int
 from pykvstream.runtime.phases import PhaseResources, PhaseTape
 from pykvstream.runtime.placer import Placer
@@ -125,7 +125,8 @@ class Blueprint:
         record = record_layout(layer)
         self.layers = (layer,) * config.n_layers
         self.shape = CacheShape(config.n_layers, record.record_bytes, record.record_bytes * config.n_layers)
-        self.weights = FileWeights(file, device, progress, declared=declared)
+        selections = row_selections(file, config)
+        self.weights = FileWeights(file, device, progress, declared=declared, selections=selections)
         self._tapes: list[Tape] = []
         try:
             graph = build_graph(config, self.weights, self.layers, (record.rotation_k, record.rotation_v))

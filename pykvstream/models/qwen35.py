@@ -1,0 +1,124 @@
+"""Hybrids of gated full attention and gated delta nets: ``qwen35`` and, with experts, ``qwen35moe``.
+
+    h  = x + mix(norm(x)),   mix = attention in every few layers, else the delta net
+    x' = h + feed_forward(norm(h))
+
+Attention: each head of q and k is normalised, the first ``n_rot`` values of it rotated by positions on three axes, and
+what a head attends to is multiplied by sigmoid(gate), gate a projection of its own. Keys and values may be kept
+rotated by a Walsh-Hadamard matrix; the gate belongs to values that are not.
+Delta net: norm over the values of each head, then times silu(z).
+Source: spec/model.md 1.5 and 2.1; Yang et al. 2024 (Gated Delta Networks); tensor names of the GGUF format.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from pykvstream.core.kv import KvLayer
+from pykvstream.errors import InvalidArgument
+from pykvstream.graph import DeltaSpec, Graph, GraphBuilder, Value, WeightSource
+from pykvstream.models.config import ModelConfig
+from pykvstream.models.hybrid_config import ExpertSize, HybridConfig
+
+
+def build(
+    config: ModelConfig, weights: WeightSource, layers: tuple[KvLayer, ...], rotation: tuple[int, int]
+) -> Graph:
+    """The trunk: tokens in, logits of the requested rows out, ``[m, n_vocab]``. ``layers``: of full attention alone."""
+    if config.hybrid is None:
+        raise InvalidArgument(f"{config.architecture} has no recurrent layers")
+    return _Trunk(config, config.hybrid, weights, GraphBuilder(weights, layers), rotation).build()
+
+
+@dataclass(frozen=True, slots=True)
+class _Trunk:
+    config: ModelConfig
+    hybrid: HybridConfig
+    weights: WeightSource
+    g: GraphBuilder
+    rotation: tuple[int, int]
+
+    def build(self) -> Graph:
+        config, g = self.config, self.g
+        _, *other_axes = self.hybrid.rope_sections
+        sections = (other_axes[0], other_axes[1])
+        table = g.rope_table(config.n_rot, config.rope_base, config.rope_scale, sections=sections)
+        x = g.embed("token_embd.weight")
+        n_attention = 0
+        for i, is_recurrent in enumerate(self.hybrid.is_recurrent):
+            h = g.norm(x, f"blk.{i}.attn_norm.weight", config.norm_eps)
+            if is_recurrent:
+                x = g.add(x, self._delta_net(f"blk.{i}.", h))
+            else:
+                x = g.add(x, self._attention(f"blk.{i}.", n_attention, h, table))
+                n_attention += 1
+            h = g.norm(x, f"blk.{i}.post_attention_norm.weight", config.norm_eps)
+            x = g.add(x, self._feed_forward(f"blk.{i}.", h))
+        hidden = g.norm(g.gather(x), "output_norm.weight", config.norm_eps)
+        is_tied = not self.weights.has("output.weight")
+        g.output(g.linear(hidden, "token_embd.weight" if is_tied else "output.weight"))
+        return g.finish()
+
+    def _attention(self, block: str, layer: int, h: Value, table: Value) -> Value:
+        config, g = self.config, self.g
+        q = g.linear(h, block + "attn_q.query")
+        k = g.linear(h, block + "attn_k.weight")
+        v = g.linear(h, block + "attn_v.weight")
+        gate = g.linear(h, block + "attn_q.gate")
+        q = g.norm(q, block + "attn_q_norm.weight", config.norm_eps, group=config.head_dim_k)
+        k = g.norm(k, block + "attn_k_norm.weight", config.norm_eps, group=config.head_dim_k)
+        q = g.rope(q, table, config.head_dim_k, config.n_rot, config.rope_mode)
+        k = g.rope(k, table, config.head_dim_k, config.n_rot, config.rope_mode)
+        rotate_k, rotate_v = self.rotation
+        if rotate_k:
+            q, k = g.hadamard(q, rotate_k), g.hadamard(k, rotate_k)
+        if rotate_v:
+            v = g.hadamard(v, rotate_v)
+        g.kv_write(layer, k, v)
+        out = g.attend(layer, q, config.n_heads, 1.0 / math.sqrt(config.head_dim_k))
+        if rotate_v:
+            out = g.hadamard(out, rotate_v)
+        return g.linear(g.sigmoid_gate(gate, out), block + "attn_output.weight")
+
+    def _delta_net(self, block: str, h: Value) -> Value:
+        g, size = self.g, self.hybrid.delta
+        inputs = g.linear(h, block + "attn_qkv.weight")
+        z = g.linear(h, block + "attn_gate.weight")
+        beta = g.linear(h, block + "ssm_beta.weight")
+        alpha = g.linear(h, block + "ssm_alpha.weight")
+        bias = block + "ssm_dt.bias"
+        spec = DeltaSpec(
+            n_key_heads=size.n_key_heads,
+            n_value_heads=size.n_value_heads,
+            head_dim=size.head_dim,
+            conv_width=size.conv_width,
+            norm_eps=self.config.norm_eps,
+            conv=block + "ssm_conv1d.weight",
+            dt_bias=bias if self.weights.has(bias) else block + "ssm_dt",
+            decay=block + "ssm_a",
+        )
+        out = g.delta(inputs, beta, alpha, spec)
+        out = g.norm(out, block + "ssm_norm.weight", self.config.norm_eps, group=size.head_dim)
+        return g.linear(g.swiglu(z, out), block + "ssm_out.weight")
+
+    def _feed_forward(self, block: str, h: Value) -> Value:
+        if self.hybrid.experts is None:
+            return self._gated(h, block, "")
+        return self._experts(block, h, self.hybrid.experts)
+
+    def _gated(self, h: Value, block: str, suffix: str) -> Value:
+        g = self.g
+        gate = g.linear(h, f"{block}ffn_gate{suffix}.weight")
+        up = g.linear(h, f"{block}ffn_up{suffix}.weight")
+        return g.linear(g.swiglu(gate, up), f"{block}ffn_down{suffix}.weight")
+
+    def _experts(self, block: str, h: Value, size: ExpertSize) -> Value:
+        """Routed experts, and the shared expert behind a gate of one column."""
+        g = self.g
+        router = g.linear(h, block + "ffn_gate_inp.weight")
+        gate, up, down = (f"{block}ffn_{part}_exps.weight" for part in ("gate", "up", "down"))
+        routed = g.experts(h, router, gate, up, down, size.n_used, size.weight_scale)
+        shared = self._gated(h, block, "_shexp")
+        shared_gate = g.linear(h, block + "ffn_gate_inp_shexp.weight")
+        return g.add(routed, g.sigmoid_gate(shared_gate, shared))
