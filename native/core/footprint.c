@@ -1,8 +1,5 @@
 #include "core/footprint.h"
 
-#include "core/delta.h"
-#include "core/weight.h"
-
 /* What one walk carries. */
 struct walk {
     const kvs_footprint_desc *desc;
@@ -151,9 +148,9 @@ static void report_state(const struct walk *w)
     const kvs_delta_view *view = &w->desc->step->deltas[op->layer];
     const kvs_delta_layer *layer = view->layer;
     const bool is_logged = op->u[0] == KVS_DELTA_LOGGED;
-    (void)report_weight(w, kvs_weight_get_view(layer->conv));
-    (void)report_weight(w, kvs_weight_get_view(layer->dt_bias));
-    (void)report_weight(w, kvs_weight_get_view(layer->decay));
+    (void)report_weight(w, view->conv);
+    (void)report_weight(w, view->dt_bias);
+    (void)report_weight(w, view->decay);
     report_values(w, view->matrix_in, kvs_delta_matrix_values(layer), false);
     report_values(w, view->conv_in, kvs_delta_conv_values(layer), false);
     report_values(w, view->log_in, view->n_pending * kvs_delta_log_values(layer), false);

@@ -41,6 +41,9 @@ typedef struct kvs_bound_op {
  * C convolution channels, H value heads, D values per head. */
 typedef struct kvs_delta_view {
     const kvs_delta_layer *layer;
+    const kvs_weight_view *conv; /* of the layer's weights */
+    const kvs_weight_view *dt_bias;
+    const kvs_weight_view *decay;
     const float *matrix_in; /* [H][D values][D keys] */
     const float *conv_in;   /* [conv_width - 1][C], oldest first */
     const float *log_in;    /* [n_pending] rows to fold first, each [C] inputs, [H] beta, [H] alpha */
@@ -50,6 +53,28 @@ typedef struct kvs_delta_view {
     uint32_t n_pending;
     uint32_t reserved;
 } kvs_delta_view;
+
+/* Convolution channels. The layer has been checked. */
+static inline uint64_t kvs_delta_channels(const kvs_delta_layer *layer)
+{
+    return (uint64_t)layer->head_dim * (2 * (uint64_t)layer->n_key_heads + layer->n_value_heads);
+}
+
+/* Float32 values of a matrix set, of the convolution tail, of one log row. */
+static inline uint64_t kvs_delta_matrix_values(const kvs_delta_layer *layer)
+{
+    return (uint64_t)layer->n_value_heads * layer->head_dim * layer->head_dim;
+}
+
+static inline uint64_t kvs_delta_conv_values(const kvs_delta_layer *layer)
+{
+    return kvs_delta_channels(layer) * (layer->conv_width - 1);
+}
+
+static inline uint64_t kvs_delta_log_values(const kvs_delta_layer *layer)
+{
+    return kvs_delta_channels(layer) + 2 * (uint64_t)layer->n_value_heads;
+}
 
 /* One pass as operations see it. */
 struct kvs_step {

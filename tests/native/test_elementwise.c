@@ -112,17 +112,31 @@ static void test_rms_norm_is_near_float64(void)
     }
 }
 
+static void silu_glu(kvs_threads *threads, uint32_t isa, const kvs_binary_desc *desc)
+{
+    const kvs_glu_desc glu = {.operands = *desc, .activation = KVS_ACTIVATION_SILU};
+    kvs_glu(threads, isa, &glu);
+}
+
+static void sigmoid_glu(kvs_threads *threads, uint32_t isa, const kvs_binary_desc *desc)
+{
+    const kvs_glu_desc glu = {.operands = *desc, .activation = KVS_ACTIVATION_SIGMOID};
+    kvs_glu(threads, isa, &glu);
+}
+
 static void test_binary_twins_are_equal(void)
 {
     static const uint64_t widths[] = {1, 7, 8, 15, 16, 1100};
     for (size_t w = 0; w < sizeof widths / sizeof widths[0]; w++) {
-        for (int is_add = 0; is_add < 2; is_add++) {
-            void (*call)(kvs_threads *, uint32_t, const kvs_binary_desc *) = is_add ? kvs_add : kvs_swiglu;
+        for (int op = 0; op < 3; op++) {
+            void (*const calls[])(kvs_threads *, uint32_t, const kvs_binary_desc *) = {kvs_add, silu_glu, sigmoid_glu};
+            void (*call)(kvs_threads *, uint32_t, const kvs_binary_desc *) = calls[op];
             fill_inputs(4 + w);
             kvs_binary_desc desc = {.a = a, .a_stride = STRIDE, .b = b, .b_stride = STRIDE, .out = expected,
                                     .out_stride = STRIDE, .n = widths[w], .n_rows = ROWS};
             call(pools[1], KVS_ISA_REFERENCE, &desc);
-            CHECK(is_add ? expected[0] == a[0] + b[0] : expected[0] == kvs_siluf(a[0]) * b[0]);
+            const float wanted[] = {a[0] + b[0], kvs_siluf(a[0]) * b[0], kvs_sigmoidf(a[0]) * b[0]};
+            CHECK(expected[0] == wanted[op]);
             for (uint32_t isa = KVS_ISA_REFERENCE; isa <= kvs_cpu_isa_detect(); isa++) {
                 desc.out = out;
                 call(pools[isa], isa, &desc);
@@ -137,24 +151,98 @@ static void test_binary_in_place_equals_apart(void)
     fill_inputs(11);
     kvs_binary_desc desc = {.a = a, .a_stride = STRIDE, .b = b, .b_stride = STRIDE, .out = expected,
                             .out_stride = STRIDE, .n = 1000, .n_rows = ROWS};
-    kvs_swiglu(pools[2], kvs_cpu_isa_detect(), &desc);
+    silu_glu(pools[2], kvs_cpu_isa_detect(), &desc);
     desc.out = a;
-    kvs_swiglu(pools[2], kvs_cpu_isa_detect(), &desc);
+    silu_glu(pools[2], kvs_cpu_isa_detect(), &desc);
     for (uint32_t row = 0; row < ROWS; row++) {
         CHECK(same_values(a + row * STRIDE, expected + row * STRIDE, 1000));
+    }
+}
+
+static void test_one_gate_serves_its_row(void)
+{
+    for (uint32_t activation = KVS_ACTIVATION_SILU; activation <= KVS_ACTIVATION_SIGMOID; activation++) {
+        fill_inputs(12 + activation);
+        kvs_glu_desc desc = {.operands = {.a = a, .a_stride = 1, .b = b, .b_stride = STRIDE, .out = out,
+                                          .out_stride = STRIDE, .n = 100, .n_rows = ROWS},
+                             .activation = activation,
+                             .is_one_gate = true};
+        kvs_glu(pools[2], kvs_cpu_isa_detect(), &desc);
+        for (uint32_t row = 0; row < ROWS; row++) {
+            const float factor = activation == KVS_ACTIVATION_SILU ? kvs_siluf(a[row]) : kvs_sigmoidf(a[row]);
+            for (uint32_t i = 0; i < 100; i++) {
+                expected[i] = factor * b[row * STRIDE + i];
+            }
+            CHECK(same_values(out + row * STRIDE, expected, 100));
+        }
+    }
+}
+
+static void test_scale_multiplies_every_value(void)
+{
+    const float factor = 0.3f;
+    fill_inputs(14);
+    memcpy(out, a, sizeof out);
+    const kvs_scale_desc desc = {.x = out, .x_stride = STRIDE, .factor = &factor, .n = 1000, .n_rows = ROWS};
+    kvs_scale(pools[2], &desc);
+    for (uint32_t row = 0; row < ROWS; row++) {
+        for (uint32_t i = 0; i < STRIDE; i++) {
+            expected[i] = i < 1000 ? a[row * STRIDE + i] * factor : a[row * STRIDE + i];
+        }
+        CHECK(same_values(out + row * STRIDE, expected, STRIDE));
+    }
+}
+
+static void test_sigmoid_and_softplus_are_near_float64(void)
+{
+    double worst = 0;
+    for (float x = -60.0f; x < 60.0f; x += 0.00731f) {
+        const double softplus = x > 20.0f ? (double)x : log1p(exp((double)x));
+        const double sigmoid = 1.0 / (1.0 + exp(-(double)x));
+        worst = fmax(worst, fabs((double)kvs_softplusf(x) - softplus) / softplus);
+        worst = fmax(worst, fabs((double)kvs_sigmoidf(x) - sigmoid) / sigmoid);
+    }
+    CHECK(worst < 2e-7);
+    CHECK(kvs_softplusf(INFINITY) == INFINITY && kvs_softplusf(-INFINITY) == 0.0f && isnan(kvs_softplusf(NAN)));
+    CHECK(kvs_sigmoidf(INFINITY) == 1.0f && kvs_sigmoidf(-INFINITY) == 0.0f && isnan(kvs_sigmoidf(NAN)));
+}
+
+/* One axis for all pairs: positions count on from the first one, or are given. */
+static void plain_table(const uint32_t *positions, uint32_t n_rows, const double *inv_freq, uint32_t n_pairs, float *table)
+{
+    static const uint8_t axes[64];
+    const kvs_rope_table_desc desc = {
+        .inv_freq = inv_freq, .axes = axes, .positions = positions, .n_rows = n_rows, .n_pairs = n_pairs};
+    kvs_rope_table(&desc, table);
+}
+
+static void test_rope_table_turns_each_pair_by_its_axis(void)
+{
+    static const uint32_t positions[3][2] = {{7, 262143}, {40, 41}, {1000, 0}};
+    static const uint8_t axes[3] = {2, 0, 1};
+    static const double inv_freq[3] = {1.0, 0.5, 0.25};
+    float table[2][3][2], alone[2];
+    const kvs_rope_table_desc desc = {
+        .inv_freq = inv_freq, .axes = axes, .positions = positions[0], .n_rows = 2, .n_pairs = 3};
+    kvs_rope_table(&desc, table[0][0]);
+    for (int row = 0; row < 2; row++) {
+        for (int i = 0; i < 3; i++) {
+            plain_table(&positions[axes[i]][row], 1, &inv_freq[i], 1, alone);
+            CHECK(same_values(alone, table[row][i], 2));
+        }
     }
 }
 
 static void test_rope_table_is_right_at_far_positions(void)
 {
     enum { PAIRS = 32 };
-    static const uint64_t positions[] = {0, 1, 2, 255, 8191, 65537, 262143, 1000003};
+    static const uint32_t positions[] = {0, 1, 2, 255, 8191, 65537, 262143, 1000003};
     double inv_freq[PAIRS];
     float table[8 * PAIRS * 2];
     for (int i = 0; i < PAIRS; i++) {
         inv_freq[i] = pow(10000.0, -2.0 * i / (2.0 * PAIRS));
     }
-    kvs_rope_table(positions, 8, inv_freq, PAIRS, 1.0f, table);
+    plain_table(positions, 8, inv_freq, PAIRS, table);
     for (int row = 0; row < 8; row++) {
         for (int i = 0; i < PAIRS; i++) {
             const double angle = (double)positions[row] * inv_freq[i];
@@ -168,12 +256,12 @@ static void test_rope_table_is_right_at_far_positions(void)
 
 static void test_rope_table_row_does_not_depend_on_its_neighbours(void)
 {
-    const uint64_t positions[3] = {5, 99999, 17};
+    const uint32_t positions[3] = {5, 99999, 17};
     const double inv_freq[2] = {1.0, 0.01};
     float all[12], one[4];
-    kvs_rope_table(positions, 3, inv_freq, 2, 1.25f, all);
+    plain_table(positions, 3, inv_freq, 2, all);
     for (int row = 0; row < 3; row++) {
-        kvs_rope_table(positions + row, 1, inv_freq, 2, 1.25f, one);
+        plain_table(positions + row, 1, inv_freq, 2, one);
         CHECK(memcmp(one, all + 4 * row, sizeof one) == 0);
     }
 }
@@ -188,7 +276,7 @@ static void test_rope_twins_are_equal_and_rotate(void)
 {
     static const uint32_t widths[] = {64, 32, 22, 2};
     static float table[ROWS * 64];
-    uint64_t positions[ROWS];
+    uint32_t positions[ROWS];
     double inv_freq[32];
     for (uint32_t i = 0; i < ROWS; i++) {
         positions[i] = i * 1777;
@@ -200,7 +288,7 @@ static void test_rope_twins_are_equal_and_rotate(void)
         for (uint32_t mode = KVS_ROPE_PAIRS; mode <= KVS_ROPE_HALVES; mode++) {
             const uint32_t half = widths[w] / 2;
             fill_inputs(20 + w);
-            kvs_rope_table(positions, ROWS, inv_freq, half, 1.0f, table);
+            plain_table(positions, ROWS, inv_freq, half, table);
             kvs_rope_desc desc = rope_shape(table, widths[w], mode, expected);
             kvs_rope(pools[1], KVS_ISA_REFERENCE, &desc);
             for (uint32_t i = 0; i < half; i++) {
@@ -301,6 +389,10 @@ int main(void)
     test_rms_norm_is_near_float64();
     test_binary_twins_are_equal();
     test_binary_in_place_equals_apart();
+    test_one_gate_serves_its_row();
+    test_scale_multiplies_every_value();
+    test_sigmoid_and_softplus_are_near_float64();
+    test_rope_table_turns_each_pair_by_its_axis();
     test_rope_table_is_right_at_far_positions();
     test_rope_table_row_does_not_depend_on_its_neighbours();
     test_rope_twins_are_equal_and_rotate();

@@ -3,6 +3,7 @@
 
 #include "backends/cpu/elementwise_rows.h"
 #include "backends/cpu/half.h"
+#include "backends/cpu/mathf.h"
 #include "backends/cpu/panel_layout.h"
 #include "kvstream/device.h"
 
@@ -69,16 +70,45 @@ void kvs_rms_norm(kvs_threads *threads, uint32_t isa, const kvs_rms_norm_desc *d
     run_rows(threads, &run, desc->n);
 }
 
-static void swiglu_row(const row_run *run, uint32_t row)
+static void glu_row(const row_run *run, uint32_t row)
 {
-    const kvs_binary_desc *desc = run->desc;
-    run->ops->swiglu(desc->a + row * desc->a_stride, desc->b + row * desc->b_stride, desc->n,
-                     desc->out + row * desc->out_stride);
+    const kvs_glu_desc *desc = run->desc;
+    const kvs_binary_desc *operands = &desc->operands;
+    const float *gate = operands->a + row * operands->a_stride;
+    const float *up = operands->b + row * operands->b_stride;
+    float *out = operands->out + row * operands->out_stride;
+    const bool is_silu = desc->activation == KVS_ACTIVATION_SILU;
+    if (desc->is_one_gate) {
+        const float factor = is_silu ? kvs_siluf(*gate) : kvs_sigmoidf(*gate);
+        for (uint64_t i = 0; i < operands->n; i++) {
+            out[i] = factor * up[i];
+        }
+    } else if (is_silu) {
+        run->ops->swiglu(gate, up, operands->n, out);
+    } else {
+        run->ops->sigmoid_glu(gate, up, operands->n, out);
+    }
 }
 
-void kvs_swiglu(kvs_threads *threads, uint32_t isa, const kvs_binary_desc *desc)
+void kvs_glu(kvs_threads *threads, uint32_t isa, const kvs_glu_desc *desc)
 {
-    row_run run = {.ops = kvs_row_ops_for(isa), .desc = desc, .do_row = swiglu_row, .n_rows = desc->n_rows};
+    row_run run = {.ops = kvs_row_ops_for(isa), .desc = desc, .do_row = glu_row, .n_rows = desc->operands.n_rows};
+    run_rows(threads, &run, desc->operands.n);
+}
+
+static void scale_row(const row_run *run, uint32_t row)
+{
+    const kvs_scale_desc *desc = run->desc;
+    float *x = desc->x + row * desc->x_stride;
+    const float factor = *desc->factor;
+    for (uint64_t i = 0; i < desc->n; i++) {
+        x[i] = x[i] * factor;
+    }
+}
+
+void kvs_scale(kvs_threads *threads, const kvs_scale_desc *desc)
+{
+    row_run run = {.desc = desc, .do_row = scale_row, .n_rows = desc->n_rows};
     run_rows(threads, &run, desc->n);
 }
 

@@ -38,8 +38,16 @@ typedef struct kvs_binary_desc {
     uint32_t n_rows;
 } kvs_binary_desc;
 
-/* out = a / (1 + exp(-a)) * b: a is the gate, b is up. */
-void kvs_swiglu(kvs_threads *threads, uint32_t isa, const kvs_binary_desc *desc);
+typedef enum kvs_activation { KVS_ACTIVATION_SILU = 0, KVS_ACTIVATION_SIGMOID = 1 } kvs_activation;
+
+typedef struct kvs_glu_desc {
+    kvs_binary_desc operands; /* a is the gate */
+    uint32_t activation;      /* kvs_activation */
+    bool is_one_gate;         /* a has one value per row, for all of the row */
+} kvs_glu_desc;
+
+/* out = activation(a) * b */
+void kvs_glu(kvs_threads *threads, uint32_t isa, const kvs_glu_desc *desc);
 
 /* out = a + b */
 void kvs_add(kvs_threads *threads, uint32_t isa, const kvs_binary_desc *desc);
@@ -49,10 +57,18 @@ typedef enum kvs_rope_mode {
     KVS_ROPE_HALVES = 1 /* rotates (i, i + n_rot/2) */
 } kvs_rope_mode;
 
-/* Cosines and sines for a pass: table[row][i] = {cos, sin} of position[row] * inv_freq[i], times `magnitude`.
- * The angle is formed and reduced in float64. n_pairs is n_rot/2. */
-void kvs_rope_table(const uint64_t *positions, uint32_t n_rows, const double *inv_freq, uint32_t n_pairs,
-                    float magnitude, float *table);
+typedef struct kvs_rope_table_desc {
+    const double *inv_freq;    /* [n_pairs] */
+    const uint8_t *axes;       /* [n_pairs] which positions turn a pair */
+    const uint32_t *positions; /* [axis][n_rows]; NULL: first_position and on, on every axis */
+    uint64_t first_position;
+    uint32_t n_rows;
+    uint32_t n_pairs; /* n_rot/2 */
+} kvs_rope_table_desc;
+
+/* Cosines and sines for a pass: table[row][i] = {cos, sin} of positions[axes[i]][row] * inv_freq[i].
+ * The angle is formed and reduced in float64. */
+void kvs_rope_table(const kvs_rope_table_desc *desc, float *table);
 
 typedef struct kvs_rope_desc {
     const float *x; /* row: n_heads heads of head_values values */
@@ -69,6 +85,17 @@ typedef struct kvs_rope_desc {
 
 /* a' = a cos - b sin, b' = a sin + b cos, each fma(first, cos or sin, rounded second product). */
 void kvs_rope(kvs_threads *threads, uint32_t isa, const kvs_rope_desc *desc);
+
+/* x *= *factor, in place. */
+typedef struct kvs_scale_desc {
+    float *x;
+    uint64_t x_stride;
+    const float *factor;
+    uint64_t n;
+    uint32_t n_rows;
+} kvs_scale_desc;
+
+void kvs_scale(kvs_threads *threads, const kvs_scale_desc *desc);
 
 /* out[i] = row ids[i] of a [n_table_rows][k] table in file layout, decoded: each value is the float32 rounding of the
  * stored numbers' product (and sum). Nothing is written on failure.

@@ -69,6 +69,18 @@ static void swiglu(const float *gate, const float *up, uint64_t n, float *out)
     }
 }
 
+static void sigmoid_glu(const float *gate, const float *up, uint64_t n, float *out)
+{
+    uint64_t i = 0;
+    for (; i + WIDTH <= n; i += WIDTH) {
+        __m256 activated = kvs_sigmoidf_avx2(_mm256_loadu_ps(gate + i));
+        _mm256_storeu_ps(out + i, _mm256_mul_ps(activated, _mm256_loadu_ps(up + i)));
+    }
+    for (; i < n; i++) {
+        out[i] = kvs_sigmoidf(gate[i]) * up[i];
+    }
+}
+
 static void add(const float *a, const float *b, uint64_t n, float *out)
 {
     uint64_t i = 0;
@@ -127,6 +139,7 @@ static void rope_halves(const float *x, const float *table, uint32_t n_pairs, fl
 const kvs_row_ops kvs_row_ops_avx2 = {
     .rms_norm = rms_norm,
     .swiglu = swiglu,
+    .sigmoid_glu = sigmoid_glu,
     .add = add,
     .rope_pairs = rope_pairs,
     .rope_halves = rope_halves,

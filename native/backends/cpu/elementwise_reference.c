@@ -37,6 +37,13 @@ static void swiglu(const float *gate, const float *up, uint64_t n, float *out)
     }
 }
 
+static void sigmoid_glu(const float *gate, const float *up, uint64_t n, float *out)
+{
+    for (uint64_t i = 0; i < n; i++) {
+        out[i] = kvs_sigmoidf(gate[i]) * up[i];
+    }
+}
+
 static void add(const float *a, const float *b, uint64_t n, float *out)
 {
     for (uint64_t i = 0; i < n; i++) {
@@ -67,6 +74,7 @@ static void rope_halves(const float *x, const float *table, uint32_t n_pairs, fl
 const kvs_row_ops kvs_row_ops_reference = {
     .rms_norm = rms_norm,
     .swiglu = swiglu,
+    .sigmoid_glu = sigmoid_glu,
     .add = add,
     .rope_pairs = rope_pairs,
     .rope_halves = rope_halves,

@@ -9,6 +9,7 @@ typedef struct kvs_row_ops {
     /* `weight` NULL: ones. The order is that of kvs_rms_norm_desc. */
     void (*rms_norm)(const float *x, const float *weight, uint64_t n, float eps, float *out);
     void (*swiglu)(const float *gate, const float *up, uint64_t n, float *out);
+    void (*sigmoid_glu)(const float *gate, const float *up, uint64_t n, float *out);
     void (*add)(const float *a, const float *b, uint64_t n, float *out);
     /* The first 2 * n_pairs values of a head; table: [n_pairs]{cos, sin}. */
     void (*rope_pairs)(const float *x, const float *table, uint32_t n_pairs, float *out);

@@ -4,7 +4,8 @@
  * exp: x = n ln 2 + r with |r| <= ln 2 / 2; the series of e^r to degree 7 (truncation 5e-9) by fused multiply-add; 2^n as
  * two exact factors, so that results fade into subnormals with one rounding and overflow to infinity. Error below 1 ulp;
  * exp(0) is exactly 1; a NaN stays a NaN.
- * silu(x) = x / (1 + exp(-x)).
+ * silu(x) = x / (1 + exp(-x)); sigmoid(x) = 1 / (1 + exp(-x)).
+ * softplus(x) = log(1 + exp(x)), x itself above 20: the logarithm in float64, its argument's rounding undone by the quotient.
  */
 #ifndef KVS_NATIVE_CPU_MATHF_H
 #define KVS_NATIVE_CPU_MATHF_H
@@ -12,6 +13,7 @@
 #include "backends/cpu/half.h"
 
 #include <math.h>
+#include <string.h>
 #if defined(__AVX2__) || defined(__AVX512F__)
 #include <immintrin.h>
 #endif
@@ -56,6 +58,43 @@ static inline float kvs_siluf(float x)
     return x / (1.0f + kvs_expf(-x));
 }
 
+static inline float kvs_sigmoidf(float x)
+{
+    return 1.0f / (1.0f + kvs_expf(-x));
+}
+
+/* Natural logarithm of a finite number of at least 1: 2 atanh((m - 1) / (m + 1)) of m in [0.7, 1.42], to degree 21. */
+static inline double kvs_log_above_one(double x)
+{
+    uint64_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    double exponent = (double)(int64_t)(bits >> 52) - 1023.0;
+    bits = (bits & UINT64_C(0xfffffffffffff)) | UINT64_C(0x3ff0000000000000);
+    double m;
+    memcpy(&m, &bits, sizeof m);
+    if (m > 1.4142135623730951) {
+        m *= 0.5;
+        exponent += 1.0;
+    }
+    const double s = (m - 1.0) / (m + 1.0);
+    const double z = s * s;
+    double p = 1.0 / 21.0;
+    for (int k = 19; k >= 1; k -= 2) {
+        p = p * z + 1.0 / (double)k;
+    }
+    return exponent * 0.69314718055994530942 + 2.0 * s * p;
+}
+
+static inline float kvs_softplusf(float x)
+{
+    if (!(x <= 20.0f)) {
+        return x;
+    }
+    const double e = (double)kvs_expf(x);
+    const double sum = 1.0 + e;
+    return sum == 1.0 ? (float)e : (float)(kvs_log_above_one(sum) * (e / (sum - 1.0)));
+}
+
 #if defined(__AVX2__) && defined(__FMA__)
 static inline __m256 kvs_expf_avx2(__m256 x)
 {
@@ -88,6 +127,13 @@ static inline __m256 kvs_siluf_avx2(__m256 x)
 {
     __m256 negative = _mm256_xor_ps(x, _mm256_set1_ps(-0.0f));
     return _mm256_div_ps(x, _mm256_add_ps(_mm256_set1_ps(1.0f), kvs_expf_avx2(negative)));
+}
+
+static inline __m256 kvs_sigmoidf_avx2(__m256 x)
+{
+    __m256 one = _mm256_set1_ps(1.0f);
+    __m256 negative = _mm256_xor_ps(x, _mm256_set1_ps(-0.0f));
+    return _mm256_div_ps(one, _mm256_add_ps(one, kvs_expf_avx2(negative)));
 }
 #endif
 

@@ -2,6 +2,7 @@
 #include "backends/cpu/ops.h"
 
 #include "backends/cpu/attend.h"
+#include "backends/cpu/delta.h"
 #include "backends/cpu/elementwise.h"
 #include "backends/cpu/encode.h"
 #include "backends/cpu/experts.h"
@@ -11,7 +12,6 @@
 #include <math.h>
 
 #define MAX_ROTARY_PAIRS 512u
-#define POSITIONS_PER_CALL 64u
 /* Rows that one task rotates or encodes: short passes stay on the calling thread. */
 #define ROWS_PER_TASK 16u
 
@@ -93,27 +93,32 @@ static kvs_status run_matmul(const struct call *c)
     return kvs_matmul_run(c->cpu->threads, c->cpu->isa, &desc);
 }
 
+/* The axis of positions that turns a pair: sections interleave, and pairs behind the last of one follow axis 0. */
+static uint32_t pair_axis(const kvs_bound_op *op, uint32_t pair)
+{
+    const uint32_t axis = pair % 3;
+    return axis != 0 && pair < 3 * (uint64_t)op->u[axis] ? axis : 0;
+}
+
 /* Frequencies are formed in float64, so that the angle of position 262,143 is right. */
 static kvs_status run_rope_table(const struct call *c)
 {
-    uint32_t n_pairs = c->op->u[0] / 2;
+    const struct kvs_step *step = c->step;
     const float *divisors = weight_data(c, 0);
     double inv_freq[MAX_ROTARY_PAIRS];
-    for (uint32_t i = 0; i < n_pairs; i++) {
-        double divisor = divisors == NULL ? 1.0 : (double)divisors[i];
+    uint8_t axes[MAX_ROTARY_PAIRS];
+    const kvs_rope_table_desc desc = {.inv_freq = inv_freq,
+                                      .axes = axes,
+                                      .positions = step->positions,
+                                      .first_position = step->first_token,
+                                      .n_rows = step->n_rows,
+                                      .n_pairs = c->op->u[0] / 2};
+    for (uint32_t i = 0; i < desc.n_pairs; i++) {
+        const double divisor = divisors == NULL ? 1.0 : (double)divisors[i];
         inv_freq[i] = pow(c->op->f64[0], -2.0 * i / c->op->u[0]) / divisor * (double)c->op->f[0];
+        axes[i] = (uint8_t)(step->n_axes == 3 ? pair_axis(c->op, i) : 0);
     }
-    float *table = out_data(c, 0);
-    for (uint32_t begin = 0; begin < c->step->n_rows; begin += POSITIONS_PER_CALL) {
-        uint64_t positions[POSITIONS_PER_CALL];
-        uint32_t left = c->step->n_rows - begin;
-        uint32_t n_rows = left < POSITIONS_PER_CALL ? left : POSITIONS_PER_CALL;
-        for (uint32_t i = 0; i < n_rows; i++) {
-            uint32_t row = begin + i;
-            positions[i] = c->step->positions == NULL ? c->step->first_token + row : c->step->positions[row];
-        }
-        kvs_rope_table(positions, n_rows, inv_freq, n_pairs, 1.0f, table + (size_t)begin * c->op->out[0].cols);
-    }
+    kvs_rope_table(&desc, out_data(c, 0));
     return KVS_OK;
 }
 
@@ -210,8 +215,11 @@ static kvs_binary_desc binary(const struct call *c, const float *a, const float 
 
 static kvs_status run_glu(const struct call *c)
 {
-    kvs_binary_desc desc = binary(c, in_data(c, 0), in_data(c, 1));
-    kvs_swiglu(c->cpu->threads, c->cpu->isa, &desc);
+    kvs_glu_desc desc = {.operands = binary(c, in_data(c, 0), in_data(c, 1)),
+                         .activation = c->op->u[0],
+                         .is_one_gate = c->op->in[0].cols == 1};
+    desc.operands.a_stride = c->op->in[0].cols;
+    kvs_glu(c->cpu->threads, c->cpu->isa, &desc);
     return KVS_OK;
 }
 
@@ -261,13 +269,41 @@ static kvs_status run_gather(const struct call *c)
                            out_data(c, 0), cols);
 }
 
+static kvs_status run_delta(const struct call *c)
+{
+    const kvs_delta_job job = {.view = &c->step->deltas[c->op->layer],
+                               .inputs = in_data(c, 0),
+                               .beta = in_data(c, 1),
+                               .alpha = in_data(c, 2),
+                               .out = out_data(c, 0),
+                               .n_rows = c->step->n_rows,
+                               .mode = c->op->u[0],
+                               .first_token = c->step->first_token,
+                               .scratch = c->op->scratch};
+    kvs_delta_run(c->cpu->threads, c->cpu->isa, &job);
+    return KVS_OK;
+}
+
+static kvs_status run_scale(const struct call *c)
+{
+    const uint32_t cols = c->op->out[0].cols;
+    const kvs_scale_desc desc = {.x = out_data(c, 0),
+                                 .x_stride = cols,
+                                 .factor = weight_data(c, 0),
+                                 .n = cols,
+                                 .n_rows = kvs_operand_rows(&c->op->out[0], c->step)};
+    kvs_scale(c->cpu->threads, &desc);
+    return KVS_OK;
+}
+
 static kvs_status (*const RUN[])(const struct call *) = {
     [KVS_OP_EMBED] = run_embed,       [KVS_OP_NORM] = run_norm,
     [KVS_OP_MATMUL] = run_matmul,     [KVS_OP_ROPE_TABLE] = run_rope_table,
     [KVS_OP_ROPE] = run_rope,         [KVS_OP_HADAMARD] = run_hadamard,
     [KVS_OP_KV_WRITE] = run_kv_write, [KVS_OP_GLU] = run_glu,
     [KVS_OP_ADD] = run_add,           [KVS_OP_GATHER] = run_gather,
-    [KVS_OP_EXPERTS] = run_experts,
+    [KVS_OP_DELTA] = run_delta,       [KVS_OP_EXPERTS] = run_experts,
+    [KVS_OP_SCALE] = run_scale,
 };
 
 kvs_status kvs_cpu_run_op(const kvs_cpu_compute *cpu, const kvs_bound_op *op, const struct kvs_step *step)
@@ -297,6 +333,10 @@ kvs_status kvs_cpu_op_scratch_bytes(const kvs_cpu_compute *cpu, const kvs_bound_
                                 : kvs_fail(cpu->device, status, "%u experts of %llu x %llu values: at most %u, sizes multiples of %u",
                                            desc.n_experts, (kvs_ull)desc.n_ff, (kvs_ull)desc.n_embd, KVS_EXPERTS_MAX,
                                            KVS_PANEL_ROWS);
+    }
+    if (op->code == KVS_OP_DELTA) {
+        *bytes = kvs_delta_scratch_bytes(op->delta, op->u[0], cpu->n_threads);
+        return KVS_OK;
     }
     if (op->code == KVS_OP_ATTEND) {
         *bytes = kvs_attend_state_bytes(op->kv, op->u[0], max_rows, cpu->n_threads);

@@ -66,16 +66,21 @@ static void cos_sin(double angle, double *cosine, double *sine)
     }
 }
 
-void kvs_rope_table(const uint64_t *positions, uint32_t n_rows, const double *inv_freq, uint32_t n_pairs,
-                    float magnitude, float *table)
+static uint64_t position_of(const kvs_rope_table_desc *desc, uint32_t axis, uint32_t row)
 {
-    for (uint32_t row = 0; row < n_rows; row++) {
-        for (uint32_t i = 0; i < n_pairs; i++) {
+    return desc->positions == NULL ? desc->first_position + row
+                                   : desc->positions[(uint64_t)axis * desc->n_rows + row];
+}
+
+void kvs_rope_table(const kvs_rope_table_desc *desc, float *table)
+{
+    for (uint32_t row = 0; row < desc->n_rows; row++) {
+        for (uint32_t i = 0; i < desc->n_pairs; i++) {
             double cosine, sine;
-            cos_sin((double)positions[row] * inv_freq[i], &cosine, &sine);
-            float *entry = table + ((uint64_t)row * n_pairs + i) * 2;
-            entry[0] = (float)(cosine * (double)magnitude);
-            entry[1] = (float)(sine * (double)magnitude);
+            cos_sin((double)position_of(desc, desc->axes[i], row) * desc->inv_freq[i], &cosine, &sine);
+            float *entry = table + ((uint64_t)row * desc->n_pairs + i) * 2;
+            entry[0] = (float)cosine;
+            entry[1] = (float)sine;
         }
     }
 }

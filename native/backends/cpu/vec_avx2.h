@@ -30,6 +30,7 @@ static inline vf v_sub(vf a, vf b) { return _mm256_sub_ps(a, b); }
 /* a where a > b, else b: a NaN in a never wins. */
 static inline vf v_max(vf a, vf b) { return _mm256_max_ps(a, b); }
 static inline vf v_exp(vf a) { return kvs_expf_avx2(a); }
+static inline vf v_silu(vf a) { return kvs_siluf_avx2(a); }
 
 /* The first n lanes of a, `rest` in the others. */
 static inline vf v_keep(vf a, vf rest, uint32_t n)
