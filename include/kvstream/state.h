@@ -56,7 +56,7 @@ typedef struct kvs_state_info {
     uint32_t log_rows;
     uint32_t pending_rows;   /* accepted rows of the log that are not folded */
     uint32_t open_rows;      /* of a pass that has run and waits to be accepted, 0 none */
-    uint32_t is_poisoned;
+    uint32_t reserved;
     uint64_t position;       /* folded_tokens + pending_rows */
     uint64_t folded_tokens;
     uint64_t seq_id;         /* of the sequence it belongs to, 0 none */
@@ -80,7 +80,7 @@ void kvs_state_release(kvs_state *state);
 kvs_status kvs_state_get_info(kvs_state *state, kvs_state_info *info);
 
 /* From now on the state belongs to this sequence, which is not retained. thread: owner.
- * errors: EBUSY a pass waits to be accepted; EINVAL the sequence's committed tokens differ from the position; EPOISONED */
+ * errors: EBUSY a pass waits to be accepted; EINVAL the sequence's committed tokens differ from the position, or another device */
 kvs_status kvs_state_attach(kvs_state *state, kvs_seq *seq);
 
 /* End the pass that has run: its first n_rows rows are accepted. Called after kvs_pager_end with the same number. 0 gives the
@@ -95,19 +95,19 @@ kvs_status kvs_state_accept(kvs_state *state, kvs_seq *seq, uint32_t n_rows);
 kvs_status kvs_state_truncate(kvs_state *state, kvs_seq *seq, uint64_t n_tokens);
 
 /* Fold pending rows into M now. The bits are those of folding in the next pass. thread: owner of the device's work.
- * errors: EBUSY a pass waits to be accepted; EPOISONED; EIO; the hook's. On any error the state is as before */
+ * errors: EBUSY a pass waits to be accepted; EIO; the hook's. On any error the state is as before */
 kvs_status kvs_state_fold(kvs_state *state);
 
-/* Back to position 0 of no sequence, not poisoned. thread: owner */
+/* Back to position 0 of no sequence, whatever was open. thread: owner. errors: EINVAL; EIO */
 kvs_status kvs_state_clear(kvs_state *state);
 
 /* Make `to` equal to `from`, pending rows too; `to` belongs to no sequence then. Layers and log_rows must agree. thread: owner of the
- * device's work. errors: EINVAL; EBUSY a pass of either waits to be accepted; EPOISONED from; EIO */
+ * device's work. errors: EINVAL; EBUSY a pass of either waits to be accepted; EIO; the hook's */
 kvs_status kvs_state_copy(kvs_state *from, kvs_state *to);
 
 /* The folded state and the pending log rows as bytes, in a layout with a version of its own: a state of the same geometry
  * takes them back, whatever its log_rows, where the pending rows fit. shape: bytes [image_bytes]. thread: owner.
- * errors: EINVAL; EBUSY; EPOISONED; for load also EFORMAT, which leaves the state as it was, and ENOSPACE pending rows. A state that
+ * errors: EINVAL; EBUSY; EIO; the hook's; for load also EFORMAT, which leaves the state as it was, and ENOSPACE pending rows. A state that
  * has loaded belongs to no sequence */
 kvs_status kvs_state_save(kvs_state *state, void *bytes, uint64_t n_bytes);
 kvs_status kvs_state_load(kvs_state *state, const void *bytes, uint64_t n_bytes);

@@ -30,6 +30,7 @@ typedef struct kvs_copy {
 
 struct kvs_step;     /* native/core/step.h: what changes from pass to pass */
 struct kvs_bound_op; /* native/core/step.h: an operation with addresses */
+struct kvs_delta_view; /* native/core/step.h: a recurrent layer's state in a pass */
 
 typedef struct kvs_backend {
     const char *name;
@@ -39,6 +40,12 @@ typedef struct kvs_backend {
     void (*device_free)(void *self, uint64_t address, uint64_t bytes);
     /* Fill with the byte pattern of a NaN in every float type (0xff). */
     void (*device_fill_nan)(void *self, uint64_t address, uint64_t bytes);
+    /* Device memory between passes: zeros, a copy that does not overlap, bytes to and from the caller. Behind all operations,
+     * and done on return. */
+    kvs_status (*device_zero)(void *self, uint64_t address, uint64_t bytes);
+    kvs_status (*device_move)(void *self, uint64_t from, uint64_t to, uint64_t bytes);
+    kvs_status (*device_read)(void *self, uint64_t address, uint64_t bytes, void *to);
+    kvs_status (*device_write)(void *self, uint64_t address, uint64_t bytes, const void *from);
     /* Host history: address space that only the copy engine can reach. */
     kvs_status (*host_alloc)(void *self, uint64_t bytes, uint64_t *host_base);
     void (*host_free)(void *self, uint64_t host_base, uint64_t bytes);
@@ -66,6 +73,8 @@ typedef struct kvs_backend {
     kvs_status (*op_scratch_bytes)(void *self, const struct kvs_bound_op *op, uint32_t max_rows, uint64_t *bytes);
     /* Run one operation to its end on all compute threads. Everything but KVS_OP_ATTEND. */
     kvs_status (*run_op)(void *self, const struct kvs_bound_op *op, const struct kvs_step *step);
+    /* Fold the pending rows of views[layer], as a logged pass of no rows does: nothing goes to the log. Scratch as for that. */
+    kvs_status (*delta_fold)(void *self, const struct kvs_delta_view *views, uint32_t layer, void *scratch);
     /* Attention in waves of consecutive pages whose table entries are valid; any cut gives the same bits. */
     void (*attend_begin)(void *self, const struct kvs_bound_op *op, const struct kvs_step *step);
     void (*attend_wave)(void *self, const struct kvs_bound_op *op, const struct kvs_step *step, uint64_t page_begin,

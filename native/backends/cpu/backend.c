@@ -6,6 +6,7 @@
 
 #include "backends/cpu/attend.h"
 #include "backends/cpu/copy.h"
+#include "backends/cpu/delta.h"
 #include "backends/cpu/encode.h"
 #include "backends/cpu/ops.h"
 #include "backends/cpu/panel.h"
@@ -68,6 +69,34 @@ static void device_fill_nan(void *self, uint64_t address, uint64_t bytes)
 {
     (void)self;
     memset((void *)(uintptr_t)address, 0xff, (size_t)bytes);
+}
+
+static kvs_status device_zero(void *self, uint64_t address, uint64_t bytes)
+{
+    (void)self;
+    memset((void *)(uintptr_t)address, 0, (size_t)bytes);
+    return KVS_OK;
+}
+
+static kvs_status device_move(void *self, uint64_t from, uint64_t to, uint64_t bytes)
+{
+    (void)self;
+    memcpy((void *)(uintptr_t)to, (const void *)(uintptr_t)from, (size_t)bytes);
+    return KVS_OK;
+}
+
+static kvs_status device_read(void *self, uint64_t address, uint64_t bytes, void *to)
+{
+    (void)self;
+    memcpy(to, (const void *)(uintptr_t)address, (size_t)bytes);
+    return KVS_OK;
+}
+
+static kvs_status device_write(void *self, uint64_t address, uint64_t bytes, const void *from)
+{
+    (void)self;
+    memcpy((void *)(uintptr_t)address, from, (size_t)bytes);
+    return KVS_OK;
 }
 
 static kvs_status host_alloc(void *self, uint64_t bytes, uint64_t *host_base)
@@ -164,6 +193,14 @@ static kvs_status run_op(void *self, const kvs_bound_op *op, const struct kvs_st
     return kvs_cpu_run_op(&((struct cpu *)self)->compute, op, step);
 }
 
+static kvs_status delta_fold(void *self, const kvs_delta_view *views, uint32_t layer, void *scratch)
+{
+    const kvs_cpu_compute *compute = &((struct cpu *)self)->compute;
+    const kvs_delta_job job = {.view = &views[layer], .mode = KVS_DELTA_LOGGED, .scratch = scratch};
+    kvs_delta_run(compute->threads, compute->isa, &job);
+    return KVS_OK;
+}
+
 static void attend_begin(void *self, const kvs_bound_op *op, const struct kvs_step *step)
 {
     (void)self;
@@ -231,6 +268,10 @@ static const kvs_backend TABLE = {
     .device_alloc = device_alloc,
     .device_free = device_free,
     .device_fill_nan = device_fill_nan,
+    .device_zero = device_zero,
+    .device_move = device_move,
+    .device_read = device_read,
+    .device_write = device_write,
     .host_alloc = host_alloc,
     .host_free = host_free,
     .copy_submit = copy_submit,
@@ -244,6 +285,7 @@ static const kvs_backend TABLE = {
     .weight_pack = weight_pack,
     .op_scratch_bytes = op_scratch_bytes,
     .run_op = run_op,
+    .delta_fold = delta_fold,
     .attend_begin = attend_begin,
     .attend_wave = attend_wave,
     .attend_finish = attend_finish,

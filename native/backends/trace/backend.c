@@ -6,6 +6,7 @@
 
 #include <stddef.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 
 #define PAGE_BYTES 4096u
@@ -150,6 +151,51 @@ static void device_fill_nan(void *self, uint64_t address, uint64_t bytes)
     unlock(self);
 }
 
+/* The caller writes or reads bytes of the device between passes. */
+static void touch(kvs_trace *trace, uint64_t address, uint64_t n_bytes, bool is_write)
+{
+    lock(trace);
+    const kvs_trace_access access = {.event = add_caller_step(trace, KVS_KIND_CALLER, n_bytes),
+                                     .clock = &trace->clock,
+                                     .address = address,
+                                     .n_bytes = n_bytes,
+                                     .label = is_write ? KVS_LABEL_STATE : KVS_LABEL_NONE};
+    if (is_write) {
+        kvs_trace_write(trace, &access);
+    } else {
+        kvs_trace_read(trace, &access);
+    }
+    unlock(trace);
+}
+
+static kvs_status device_zero(void *self, uint64_t address, uint64_t bytes)
+{
+    touch(self, address, bytes, true);
+    return KVS_OK;
+}
+
+static kvs_status device_move(void *self, uint64_t from, uint64_t to, uint64_t bytes)
+{
+    touch(self, from, bytes, false);
+    touch(self, to, bytes, true);
+    return KVS_OK;
+}
+
+/* There are no bytes: the caller gets zeros. */
+static kvs_status device_read(void *self, uint64_t address, uint64_t bytes, void *to)
+{
+    touch(self, address, bytes, false);
+    memset(to, 0, (size_t)bytes);
+    return KVS_OK;
+}
+
+static kvs_status device_write(void *self, uint64_t address, uint64_t bytes, const void *from)
+{
+    (void)from;
+    touch(self, address, bytes, true);
+    return KVS_OK;
+}
+
 static kvs_status host_alloc(void *self, uint64_t bytes, uint64_t *host_base)
 {
     return reserve(self, bytes, host_base);
@@ -254,7 +300,8 @@ static kvs_status weight_pack(void *self, int type, uint64_t k, uint64_t n, cons
     return status;
 }
 
-/* Activations as bytes with a scale per 32, and running sums of attention: what any backend needs at least. */
+/* Activations as bytes with a scale per 32, running sums of attention, the matrix of a recurrent head: what any backend needs
+ * at least. */
 static kvs_status op_scratch_bytes(void *self, const kvs_bound_op *op, uint32_t max_rows, uint64_t *bytes)
 {
     (void)self;
@@ -264,6 +311,8 @@ static kvs_status op_scratch_bytes(void *self, const kvs_bound_op *op, uint32_t 
         *bytes = max_rows * (k + kvs_div_up(k, 32) * sizeof(float));
     } else if (op->code == KVS_OP_ATTEND) {
         *bytes = (uint64_t)max_rows * op->u[0] * (op->kv->head_dim_v + 2) * sizeof(float);
+    } else if (op->code == KVS_OP_DELTA) {
+        *bytes = (uint64_t)op->delta->head_dim * op->delta->head_dim * sizeof(float);
     }
     return KVS_OK;
 }
@@ -274,6 +323,20 @@ static kvs_status run_op(void *self, const kvs_bound_op *op, const struct kvs_st
     const kvs_status status = kvs_trace_run_op(self, op, step);
     unlock(self);
     return status;
+}
+
+static kvs_status delta_fold(void *self, const kvs_delta_view *views, uint32_t layer, void *scratch)
+{
+    const kvs_operand none = {.output_slot = KVS_NONE};
+    const kvs_bound_op op = {.code = KVS_OP_DELTA,
+                             .layer = layer,
+                             .in = {none, none, none},
+                             .out = {none, none, none},
+                             .u = {KVS_DELTA_LOGGED},
+                             .delta = views[layer].layer,
+                             .scratch = scratch};
+    const struct kvs_step step = {.deltas = views};
+    return run_op(self, &op, &step);
 }
 
 static void attend_part(kvs_trace *trace, const kvs_bound_op *op, const struct kvs_step *step, kvs_op_part part,
@@ -345,6 +408,10 @@ static const kvs_backend TABLE = {
     .device_alloc = device_alloc,
     .device_free = device_free,
     .device_fill_nan = device_fill_nan,
+    .device_zero = device_zero,
+    .device_move = device_move,
+    .device_read = device_read,
+    .device_write = device_write,
     .host_alloc = host_alloc,
     .host_free = host_free,
     .copy_submit = copy_submit,
@@ -359,6 +426,7 @@ static const kvs_backend TABLE = {
     .weight_pack = weight_pack,
     .op_scratch_bytes = op_scratch_bytes,
     .run_op = run_op,
+    .delta_fold = delta_fold,
     .attend_begin = attend_begin,
     .attend_wave = attend_wave,
     .attend_finish = attend_finish,

@@ -34,7 +34,9 @@ static void visit(void *user, const kvs_access *access)
     t->access.n_bytes = access->n_bytes;
     t->access.label = KVS_LABEL_VALUES;
     t->access.base = access->record;
-    if (access->kind == KVS_ACCESS_PAGE) {
+    if (access->kind == KVS_ACCESS_STATE) {
+        t->access.label = KVS_LABEL_STATE;
+    } else if (access->kind == KVS_ACCESS_PAGE) {
         t->access.label = t->layer == KVS_NONE ? KVS_LABEL_SOME_PAGE : kvs_label_page(t->layer, access->page);
     }
     if (access->is_write) {
@@ -67,7 +69,7 @@ static void spend(struct tally *t, uint64_t latency_ns)
 
 static bool names_layer(const kvs_bound_op *op)
 {
-    return op->code == KVS_OP_KV_WRITE || op->code == KVS_OP_ATTEND;
+    return op->code == KVS_OP_KV_WRITE || op->code == KVS_OP_ATTEND || op->code == KVS_OP_DELTA;
 }
 
 static kvs_status run_part(kvs_trace *trace, const kvs_footprint_desc *desc, uint64_t latency_ns)

@@ -67,7 +67,8 @@ static void say_step(struct line *line, const kvs_trace *trace, uint32_t event)
     const kvs_trace_step *step = &trace->steps[event];
     say(line, "%s %u (", name_of(step), step->number);
     if (step->layer != KVS_NONE) {
-        say(line, "layer %u, ", step->layer);
+        const bool is_recurrent = step->kind == KVS_KIND_OP && step->code == KVS_OP_DELTA;
+        say(line, "%slayer %u, ", is_recurrent ? "recurrent " : "", step->layer);
     }
     if (step->page_end > step->page_begin) {
         say_pages(line, step->page_begin, step->page_end);
@@ -94,12 +95,14 @@ bool kvs_trace_find_slot(const kvs_trace *trace, uint64_t address, uint32_t *slo
 
 static void say_label(struct line *line, uint64_t label)
 {
+    static const char *const names[] = {[KVS_LABEL_NONE] = "bytes without a name",
+                                        [KVS_LABEL_VALUES] = "values of an operation",
+                                        [KVS_LABEL_SOME_PAGE] = "a page",
+                                        [KVS_LABEL_STATE] = "state of a recurrent layer"};
     if (kvs_label_is_page(label)) {
         say(line, "page %llu of layer %u", (kvs_ull)(label & UINT32_MAX), kvs_label_layer(label));
     } else {
-        say(line, "%s",
-            label == KVS_LABEL_VALUES ? "values of an operation"
-                                      : (label == KVS_LABEL_SOME_PAGE ? "a page" : "bytes without a name"));
+        say(line, "%s", names[label]);
     }
 }
 

@@ -185,6 +185,7 @@ typedef struct kvs_trace {
 /* What bytes mean: a page of a layer, values of operations, or what nobody has said. */
 #define KVS_LABEL_NONE UINT64_C(0)
 #define KVS_LABEL_VALUES UINT64_C(1)
+#define KVS_LABEL_STATE UINT64_C(3) /* of recurrent layers */
 #define KVS_LABEL_SOME_PAGE UINT64_C(2) /* wanted by a reader that does not know its layer */
 static inline uint64_t kvs_label_page(uint32_t layer, uint64_t page)
 {
