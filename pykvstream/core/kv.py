@@ -247,6 +247,8 @@ class SeqInfo:
     n_pages: int
     n_shared_pages: int
     reserved_host_bytes: int
+    seq_id: int
+    n_rewrites: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,6 +342,8 @@ class Seq(Handle):
             n_pages=info.n_pages,
             n_shared_pages=info.n_shared_pages,
             reserved_host_bytes=info.reserved_host_bytes,
+            seq_id=info.seq_id,
+            n_rewrites=info.n_rewrites,
         )
 
     def fork(self) -> Self:

@@ -1,4 +1,4 @@
-"""Weights, tapes and bindings: a model as C replays it.
+"""Tapes and bindings: a model as C replays it.
 
 Source: ``include/kvstream/tape.h``.
 """
@@ -18,17 +18,27 @@ from pykvstream.core.device import Device
 from pykvstream.core.handle import Handle, new_cell
 from pykvstream.core.kv import KvLayer
 from pykvstream.core.pager import Pager
+from pykvstream.core.state import DeltaLayer, State
 from pykvstream.core.status import check, make_struct
-from pykvstream.errors import Closed
+from pykvstream.core.weight import Weight, WeightLayout
+from pykvstream.errors import Closed, InvalidArgument
 
 NONE: int = lib.KVS_NONE
 
-
-class WeightLayout(enum.IntEnum):
-    """How a weight lies on the device."""
-
-    PANELS = lib.KVS_WEIGHT_PANELS
-    ROWS = lib.KVS_WEIGHT_ROWS
+__all__ = [
+    "NONE",
+    "Binding",
+    "CancelFlag",
+    "DeltaMode",
+    "Op",
+    "OpCode",
+    "RowKind",
+    "Tape",
+    "TapeInfo",
+    "TensorKind",
+    "Weight",
+    "WeightLayout",
+]
 
 
 class TensorKind(enum.IntEnum):
@@ -64,34 +74,11 @@ class OpCode(enum.IntEnum):
     SCALE = lib.KVS_OP_SCALE
 
 
-class Weight(Handle):
-    """A weight of ``n`` rows of ``k`` values of a GGUF type on the device.
+class DeltaMode(enum.IntEnum):
+    """How the recurrent layers of a tape run: row by row into the log, or in chunks into the state."""
 
-    ``rows``: uint8 array of the file's bytes. With ``WeightLayout.ROWS`` they are borrowed and kept alive by this
-    object.
-    ``None`` declares the weight: a tape with it can be measured, not run.
-    """
-
-    __slots__ = ("_rows", "k", "n")
-
-    def __init__(
-        self, device: Device, type_id: int, k: int, n: int, rows: NDArray[np.uint8] | None, layout: WeightLayout
-    ) -> None:
-        out = ffi.new("kvs_weight **")
-        view = ffi.NULL if rows is None else ffi.from_buffer(rows)
-        check(lib.kvs_weight_create(device.ptr, type_id, k, n, view, int(layout), out), device.ptr)
-        self._rows = view if layout is WeightLayout.ROWS else None
-        self.k = k
-        self.n = n
-        super().__init__(out[0], lib.kvs_weight_release)
-
-    @property
-    def device_bytes(self) -> int:
-        """Device memory it takes or, declared only, would take; 0 for borrowed rows."""
-        out = ffi.new("uint64_t *")
-        check(lib.kvs_weight_get_bytes(self.ptr, out))
-        count: int = out[0]
-        return count
+    LOGGED = lib.KVS_DELTA_LOGGED
+    CHUNKED = lib.KVS_DELTA_CHUNKED
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +103,8 @@ class TapeInfo:
     n_tensors: int
     workspace_bytes: int
     weight_bytes: int
+    n_delta_layers: int
+    is_logged: bool
 
 
 def _fill(array: Any, values: tuple[Any, ...], default: Any) -> None:
@@ -162,6 +151,16 @@ class Tape(Handle):
         number: int = out[0]
         return number
 
+    def add_delta(self, layer: DeltaLayer) -> int:
+        """Returns the recurrent layer's number; its weights are kept alive."""
+        out = ffi.new("uint32_t *")
+        struct = ffi.new("kvs_delta_layer *")
+        layer.fill(struct)
+        check(lib.kvs_tape_add_delta(self.ptr, struct, out), self._device.ptr)
+        self._weights += (layer.conv, layer.dt_bias, layer.decay)
+        number: int = out[0]
+        return number
+
     def add_op(self, op: Op) -> None:
         """Append an operation. Raises ``InvalidArgument`` naming operation and operand."""
         desc = make_struct("kvs_op_desc", code=int(op.code), layer=op.layer)
@@ -182,7 +181,14 @@ class Tape(Handle):
     def info(self) -> TapeInfo:
         info = make_struct("kvs_tape_info")
         check(lib.kvs_tape_get_info(self.ptr, info), self._device.ptr)
-        return TapeInfo(info.n_ops, info.n_tensors, info.workspace_bytes, info.weight_bytes)
+        return TapeInfo(
+            n_ops=info.n_ops,
+            n_tensors=info.n_tensors,
+            workspace_bytes=info.workspace_bytes,
+            weight_bytes=info.weight_bytes,
+            n_delta_layers=info.n_delta_layers,
+            is_logged=bool(info.is_logged),
+        )
 
 
 class CancelFlag:
@@ -227,15 +233,25 @@ class Binding(Handle):
         out_rows: NDArray[np.uint32],
         outputs: tuple[NDArray[np.float32], ...],
         cancel: CancelFlag,
+        *,
+        positions: NDArray[np.uint32] | None = None,
+        state: State | None = None,
     ) -> None:
         """Replay the tape for the open pass.
 
         ``tokens`` ``[n]``; ``out_rows`` ``[m]`` rising row numbers; ``outputs``: one C-contiguous float32 array
-        per output tensor, ``[m, cols]``. Raises ``Cancelled``, ``Stale``, ``DeviceError``; the pass must then be
-        ended with 0 rows.
+        per output tensor, ``[m, cols]``; ``positions`` ``[n]`` or, on three axes, ``[3, n]``: without them rows count
+        on; ``state`` of the pass's sequence, for a tape with recurrent layers. Raises ``Cancelled``, ``Stale``,
+        ``DeviceError``; the pass must then be ended with 0 rows, and given up with ``State.accept(seq, 0)``.
         """
         if self._pager is not None and self._pager.closed:
             raise Closed("the pager of this Binding is closed")
+        n_axes = 1
+        if positions is not None:
+            n_axes = 1 if positions.ndim == 1 else positions.shape[0]
+            is_rows = positions.dtype == np.uint32 and positions.flags.c_contiguous and positions.ndim in (1, 2)
+            if not is_rows or n_axes not in (1, 3) or positions.shape[-1] != len(tokens):
+                raise InvalidArgument(f"positions must be uint32 [{len(tokens)}] or [3, {len(tokens)}]")
         pointers = ffi.new("float *[]", [ffi.from_buffer("float[]", array) for array in outputs])
         desc = make_struct(
             "kvs_pass_desc",
@@ -246,5 +262,8 @@ class Binding(Handle):
             out_rows=ffi.from_buffer("uint32_t[]", out_rows),
             outputs=pointers,
             cancel=cancel.cell,
+            positions=ffi.NULL if positions is None else ffi.from_buffer("uint32_t[]", positions),
+            n_axes=n_axes,
+            state=ffi.NULL if state is None else state.ptr,
         )
         check(lib.kvs_binding_run(self.ptr, desc), self._device.ptr)
