@@ -434,8 +434,7 @@ def _admit(
     try:
         arena_bytes = _arena_bytes(draft, arena_mib)
         draft.plan(arena_bytes)
-        needed = draft.shape.history_bytes(options.ctx_tokens) + arena_bytes + draft.weights.device_bytes
-        check_host_memory(needed, host_memory_available(), pinned=False)
+        check_host_memory(draft.host_bytes(arena_bytes), host_memory_available(), pinned=False)
         return arena_bytes
     finally:
         draft.close()

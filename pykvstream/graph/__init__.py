@@ -5,7 +5,7 @@ in one go · ``lower`` nodes to tape records.
 """
 
 from pykvstream.graph.builder import GraphBuilder
-from pykvstream.graph.lower import lower
+from pykvstream.graph.lower import delta_layers, lower
 from pykvstream.graph.values import DeltaSpec, Graph, Node, Value, WeightSource
 
-__all__ = ["DeltaSpec", "Graph", "GraphBuilder", "Node", "Value", "WeightSource", "lower"]
+__all__ = ["DeltaSpec", "Graph", "GraphBuilder", "Node", "Value", "WeightSource", "delta_layers", "lower"]

@@ -2,13 +2,14 @@
 
 Order: records follow the nodes. A node that updates its last input writes into the storage of that value, which is
 legal because nothing reads the value afterwards: that is checked here.
-Holds: ``lower``.
+Holds: ``lower``, ``delta_layers``.
 """
 
 from __future__ import annotations
 
 from pykvstream.core.device import Device
-from pykvstream.core.tape import NONE, Op, OpCode, Tape, TensorKind
+from pykvstream.core.state import DeltaLayer
+from pykvstream.core.tape import NONE, DeltaMode, Op, OpCode, Tape, TensorKind
 from pykvstream.errors import InvalidArgument
 from pykvstream.graph.fuse import fuse
 from pykvstream.graph.values import Graph, Node, Value, WeightSource
@@ -17,15 +18,22 @@ _VECTOR_SLOT = 3
 
 
 def lower(
-    graph: Graph, weights: WeightSource, device: Device, *, max_rows: int, max_out_rows: int, fused: bool = True
+    graph: Graph,
+    weights: WeightSource,
+    device: Device,
+    *,
+    max_rows: int,
+    max_out_rows: int,
+    fused: bool = True,
+    delta_mode: DeltaMode = DeltaMode.LOGGED,
 ) -> Tape:
     """Record and seal a tape for passes of up to ``max_rows`` rows. With ``fused=False`` each node stays an
-    operation of its own: slower, same bits."""
+    operation of its own: slower, same bits. ``delta_mode``: how recurrent layers take the rows of a pass."""
     if fused:
         graph = fuse(graph)
     tape = Tape(device, max_rows, max_out_rows)
     try:
-        _Lowering(graph, weights, tape).run()
+        _Lowering(graph, weights, tape, delta_mode).run()
         tape.seal()
     except BaseException:
         tape.close()
@@ -33,19 +41,48 @@ def lower(
     return tape
 
 
+def delta_layers(graph: Graph, weights: WeightSource) -> tuple[DeltaLayer, ...]:
+    """The recurrent layers of a graph with their weights."""
+    return tuple(
+        DeltaLayer(
+            n_key_heads=spec.n_key_heads,
+            n_value_heads=spec.n_value_heads,
+            head_dim=spec.head_dim,
+            conv_width=spec.conv_width,
+            norm_eps=spec.norm_eps,
+            conv=weights.rows(spec.conv),
+            dt_bias=weights.rows(spec.dt_bias),
+            decay=weights.rows(spec.decay),
+        )
+        for spec in graph.deltas
+    )
+
+
+def _output_storage(graph: Graph) -> set[int]:
+    """Values that lie in the caller's memory: outputs, and what operations on the way replaced by them."""
+    found = {value.index for value in graph.outputs}
+    for node in reversed(graph.nodes):
+        if node.updates and node.outputs[0].index in found:
+            found.add(node.inputs[-1].index)
+    return found
+
+
 class _Lowering:
-    def __init__(self, graph: Graph, weights: WeightSource, tape: Tape) -> None:
+    def __init__(self, graph: Graph, weights: WeightSource, tape: Tape, delta_mode: DeltaMode) -> None:
         self._graph = graph
+        self._delta_mode = delta_mode
         self._weights = weights
         self._tape = tape
         self._tensors: dict[int, int] = {}
         self._weight_ids: dict[tuple[str, bool], int] = {}
         self._ended: set[int] = set()
-        self._outputs = {value.index for value in graph.outputs}
+        self._outputs = _output_storage(graph)
 
     def run(self) -> None:
         for layer in self._graph.layers:
             self._tape.add_layer(layer)
+        for delta in delta_layers(self._graph, self._weights):
+            self._tape.add_delta(delta)
         for node in self._graph.nodes:
             self._tape.add_op(self._record(node))
 
@@ -59,7 +96,7 @@ class _Lowering:
             out_ids,
             self._weights_of(node),
             layer=node.layer,
-            u=node.u,
+            u=(int(self._delta_mode),) if node.code is OpCode.DELTA else node.u,
             f=node.f,
             f64=node.f64,
         )
@@ -72,8 +109,6 @@ class _Lowering:
     def _write(self, node: Node) -> tuple[int, ...]:
         if node.updates:
             source, target = node.inputs[-1], node.outputs[0]
-            if target.index in self._outputs:
-                raise InvalidArgument("an output must be written by an operation of its own")
             self._tensors[target.index] = self._read(source)
             self._ended.add(source.index)
         else:

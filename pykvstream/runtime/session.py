@@ -16,10 +16,10 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from pykvstream.core.kv import Seq
 from pykvstream.core.pager import PagerInfo
 from pykvstream.core.tape import CancelFlag
 from pykvstream.errors import Busy, Cancelled, ContextFull, InvalidArgument
+from pykvstream.runtime.context import Context
 from pykvstream.runtime.layout import PAGE_TOKENS, require_int
 from pykvstream.runtime.target import Phase, Target, as_tokens
 
@@ -80,10 +80,10 @@ class TokenSession:
     Sessions of one target may be used by different threads: they take turns, call by call. ``cancel`` from any.
     """
 
-    def __init__(self, target: Target, ctx_tokens: int, seq: Seq | None = None) -> None:
+    def __init__(self, target: Target, ctx_tokens: int, context: Context | None = None) -> None:
         self._target = target
         self._ctx_tokens = ctx_tokens
-        self._seq = target.sequence(ctx_tokens) if seq is None else seq
+        self._context = target.context(ctx_tokens) if context is None else context
         self._tokens: list[int] = []
         self._cancel = CancelFlag()
         self._meter = _Meter()
@@ -100,7 +100,7 @@ class TokenSession:
     @property
     def n_cached(self) -> int:
         """Tokens whose keys and values are in the cache."""
-        return self._seq.info.committed_tokens
+        return self._context.n_tokens
 
     def push(self, token: int) -> None:
         """Append a chosen token; the next pass runs it."""
@@ -111,7 +111,7 @@ class TokenSession:
         with self._target.turn:
             self._reconcile()
             if self._tokens and self.n_cached == len(self._tokens):
-                self._target.truncate(self._seq, len(self._tokens) - 1)
+                self._target.truncate(self._context, len(self._tokens) - 1)
 
     def cancel(self) -> None:
         """Stop the running pass, or the next one. Any thread."""
@@ -165,14 +165,14 @@ class TokenSession:
         rows = _out_rows(out, n_out, self._target.n_vocab_rows)
         first_out = int(ids.size) - n_out
         before = len(self._tokens)
+        checkpoint = self._target.checkpoint(self._context, phase, int(ids.size))
         try:
             self._run_chunks(ids, first_out, rows, phase, on_progress)
         except BaseException as error:
             if isinstance(error, Cancelled):
                 self._cancel.clear()
             del self._tokens[before:]
-            self._target.recover()
-            self._target.truncate(self._seq, n_cached)
+            self._target.restore(self._context, checkpoint)
             raise
         return rows
 
@@ -193,7 +193,8 @@ class TokenSession:
             begin = max(done - first_out, 0)
             before = self._target.pager_info
             started = time.perf_counter()
-            self._target.run(self._seq, ids[done : done + n], wanted, rows[begin : begin + wanted.size], self._cancel)
+            out = rows[begin : begin + wanted.size]
+            self._target.run(self._context, ids[done : done + n], wanted, out, self._cancel)
             self._meter.add(phase, n, time.perf_counter() - started, before, self._target.pager_info)
             done += n
             position += n
@@ -207,26 +208,31 @@ class TokenSession:
         """An interrupt or a failed write may have kept an earlier call from cleaning up: tokens decide what
         was said.
         """
-        self._target.recover()
-        if self.n_cached > len(self._tokens):
-            self._target.truncate(self._seq, len(self._tokens))
+        self._target.recover(self._context)
+        n_tokens = len(self._tokens)
+        if self.n_cached > n_tokens:
+            # Tokens of which nothing is cached are pending: the next pass runs them again.
+            self._target.truncate(self._context, n_tokens if self._context.can_keep(n_tokens) else 0)
 
     def truncate(self, n_tokens: int) -> None:
-        """Keep the first ``n_tokens`` tokens of the conversation."""
+        """Keep the first ``n_tokens`` tokens of the conversation.
+
+        Raises ``NotFound``, and nothing has changed, where a recurrent state cannot go back so far.
+        """
         require_int("n_tokens", n_tokens, -(2**63))
         if not 0 <= n_tokens <= len(self._tokens):
             raise InvalidArgument(f"cannot keep {n_tokens} of {len(self._tokens)} tokens")
         with self._target.turn:
             self._reconcile()
             if n_tokens < self.n_cached:
-                self._target.truncate(self._seq, n_tokens)
+                self._target.truncate(self._context, n_tokens)
             del self._tokens[n_tokens:]
 
     def fork(self) -> TokenSession:
         """A session with the same tokens; pages are shared until one of the two writes."""
         with self._target.turn:
             self._reconcile()
-            child = TokenSession(self._target, self._ctx_tokens, self._target.fork(self._seq))
+            child = TokenSession(self._target, self._ctx_tokens, self._target.fork(self._context))
             child._tokens = list(self._tokens)
             return child
 
@@ -254,8 +260,8 @@ class TokenSession:
     def close(self) -> None:
         """Give the history back. A second call does nothing."""
         with self._target.turn:
-            if not self._seq.closed:
-                self._target.release(self._seq)
+            if not self._context.closed:
+                self._target.release(self._context)
 
 
 def _as_list(token_ids: Sequence[int] | NDArray[np.uint32]) -> Sequence[int] | NDArray[np.uint32]:

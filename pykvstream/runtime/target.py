@@ -19,15 +19,17 @@ from numpy.typing import NDArray
 
 from pykvstream.core.arena import Arena
 from pykvstream.core.device import Device
-from pykvstream.core.kv import Cache, KvFlag, KvLayer, Seq, record_layout
+from pykvstream.core.kv import Cache, KvFlag, KvLayer, record_layout
 from pykvstream.core.pager import Pager, PagerInfo
 from pykvstream.core.phase import CoordinatorState, PhaseCoordinator, PhaseRegion
-from pykvstream.core.tape import CancelFlag, Tape
+from pykvstream.core.state import CHUNK_TOKENS, State, state_bytes
+from pykvstream.core.tape import CancelFlag, DeltaMode, Tape
 from pykvstream.errors import InvalidArgument, Unsupported
 from pykvstream.gguf import GgmlType, GgufFile
-from pykvstream.graph import Graph, lower
+from pykvstream.graph import Graph, delta_layers, lower
 from pykvstream.models import FileWeights, ModelConfig, build_graph
 from pykvstream.models.tensors import check_tensors, row_selections
+from pykvstream.runtime.context import Checkpoint, Context
 from pykvstream.runtime.layout import ArenaPlan, CacheShape, PhaseNeed, Placement, pages_of, plan_arena, require_int
 from pykvstream.runtime.phases import PhaseResources, PhaseTape
 from pykvstream.runtime.placer import Placer
@@ -51,7 +53,11 @@ class Phase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TargetOptions:
-    """Cache types are GGUF type names such as ``Q8_0``; ``ubatch_size`` is the widest prefill pass."""
+    """Cache types are GGUF type names such as ``Q8_0``; ``ubatch_size`` is the widest prefill pass.
+
+    ``log_rows``: of models with recurrent layers, the widest decode or verify pass, whose rows the log of every
+    session must hold; at most ``DECODE_ROWS``.
+    """
 
     cache_type_k: GgmlType
     cache_type_v: GgmlType
@@ -59,18 +65,20 @@ class TargetOptions:
     ctx_tokens: int
     kv_rotation: bool = True
     fused: bool = True
+    log_rows: int = DECODE_ROWS
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryReport:
-    """Device bytes by owner: the arena and the weights are all there is."""
+    """Device bytes by owner: the arena, the weights and the recurrent state of each session are all there is."""
 
     arena_bytes: int
     weight_bytes: int
+    state_bytes: int = 0
 
 
 def kv_layer(config: ModelConfig, options: TargetOptions) -> KvLayer:
-    """The cache geometry of every layer. A quantized side is rotated where the head size allows it.
+    """The cache geometry of layers with keys and values. A quantized side is rotated where the head size allows it.
 
     Raises ``Unsupported`` for a type whose blocks do not divide the head size.
     """
@@ -99,6 +107,20 @@ def kv_layer(config: ModelConfig, options: TargetOptions) -> KvLayer:
     )
 
 
+def _check_widths(config: ModelConfig, options: TargetOptions) -> None:
+    require_int("ubatch_size", options.ubatch_size)
+    require_int("log_rows", options.log_rows)
+    if min(options.ubatch_size, options.ctx_tokens) > MAX_UBATCH:
+        raise InvalidArgument(f"ubatch_size {options.ubatch_size} is more than the {MAX_UBATCH} rows of a pass")
+    if options.log_rows > DECODE_ROWS:
+        raise InvalidArgument(f"log_rows {options.log_rows} is more than the {DECODE_ROWS} rows of a decode pass")
+    if config.hybrid is not None and options.ubatch_size % CHUNK_TOKENS != 0:
+        raise InvalidArgument(
+            f"ubatch_size {options.ubatch_size} is no multiple of the {CHUNK_TOKENS} tokens that recurrent layers"
+            " take at once"
+        )
+
+
 class Blueprint:
     """What is known before an arena exists: the graph, its tapes, and what each phase needs.
 
@@ -115,23 +137,25 @@ class Blueprint:
         *,
         declared: bool = False,
     ) -> None:
-        require_int("ubatch_size", options.ubatch_size)
-        if min(options.ubatch_size, options.ctx_tokens) > MAX_UBATCH:
-            raise InvalidArgument(f"ubatch_size {options.ubatch_size} is more than the {MAX_UBATCH} rows of a pass")
+        _check_widths(config, options)
         check_tensors(file, config)
         self.config = config
         self.options = options
         layer = kv_layer(config, options)
         record = record_layout(layer)
-        self.layers = (layer,) * config.n_layers
-        self.shape = CacheShape(config.n_layers, record.record_bytes, record.record_bytes * config.n_layers)
+        n_layers = len(config.attention_layers)
+        self.layers = (layer,) * n_layers
+        self.shape = CacheShape(n_layers, record.record_bytes, record.record_bytes * n_layers)
         selections = row_selections(file, config)
         self.weights = FileWeights(file, device, progress, declared=declared, selections=selections)
         self._tapes: list[Tape] = []
         try:
             graph = build_graph(config, self.weights, self.layers, (record.rotation_k, record.rotation_v))
-            rows = (min(options.ubatch_size, options.ctx_tokens), min(DECODE_ROWS, options.ctx_tokens))
-            self._tapes += [self._lower(graph, device, n_rows) for n_rows in rows]
+            self.deltas = delta_layers(graph, self.weights)
+            for phase in Phase:
+                self._tapes.append(self._lower(graph, device, phase))
+            self.log_rows = self.tape(Phase.DECODE).max_rows
+            self.state_bytes = state_bytes(device, self.deltas, self.log_rows) if self.deltas else 0
         except BaseException:
             self.close()
             raise
@@ -140,8 +164,20 @@ class Blueprint:
             for phase, tape in zip(Phase, self._tapes, strict=True)
         )
 
-    def _lower(self, graph: Graph, device: Device, n_rows: int) -> Tape:
-        return lower(graph, self.weights, device, max_rows=n_rows, max_out_rows=n_rows, fused=self.options.fused)
+    def _lower(self, graph: Graph, device: Device, phase: Phase) -> Tape:
+        options = self.options
+        widest = DECODE_ROWS if self.config.hybrid is None else options.log_rows
+        n_rows = min(options.ubatch_size if phase is Phase.PREFILL else widest, options.ctx_tokens)
+        mode = DeltaMode.CHUNKED if phase is Phase.PREFILL else DeltaMode.LOGGED
+        return lower(
+            graph,
+            self.weights,
+            device,
+            max_rows=n_rows,
+            max_out_rows=n_rows,
+            fused=options.fused,
+            delta_mode=mode,
+        )
 
     def tape(self, phase: Phase) -> Tape:
         return self._tapes[phase.value]
@@ -149,6 +185,12 @@ class Blueprint:
     def plan(self, arena_bytes: int) -> ArenaPlan:
         """Divide an arena. Raises ``NoSpace`` with the smallest that works."""
         return plan_arena(self.shape, arena_bytes, self.options.ctx_tokens, self.needs)
+
+    def host_bytes(self, arena_bytes: int) -> int:
+        """What opening takes of host memory: weights, arena, the full context of one session, its recurrent state, and
+        the image of that which a prompt can be undone by."""
+        history = self.shape.history_bytes(self.options.ctx_tokens)
+        return history + arena_bytes + self.weights.device_bytes + 2 * self.state_bytes
 
     def close(self) -> None:
         for tape in self._tapes:
@@ -199,16 +241,25 @@ class Target:
 
     @property
     def report(self) -> MemoryReport:
-        return MemoryReport(self.plan.arena_bytes, self.blueprint.weights.device_bytes)
+        return MemoryReport(
+            self.plan.arena_bytes, self.blueprint.weights.device_bytes, self.blueprint.state_bytes
+        )
 
-    def sequence(self, ctx_tokens: int) -> Seq:
-        """An empty sequence. Its history grows in host memory as it is written."""
+    def context(self, ctx_tokens: int) -> Context:
+        """An empty sequence. Its history grows in host memory as it is written; a recurrent state is all there."""
         require_int("ctx_size", ctx_tokens)
         if ctx_tokens > self.plan.ctx_tokens:
             raise InvalidArgument(
                 f"a context of {ctx_tokens} tokens; the arena was planned for 1 to {self.plan.ctx_tokens}"
             )
-        return self._cache.sequence(ctx_tokens)
+        with ExitStack() as stack:
+            seq = stack.enter_context(self._cache.sequence(ctx_tokens))
+            state = None
+            if self.blueprint.deltas:
+                state = stack.enter_context(State(self._device, self.blueprint.deltas, self.blueprint.log_rows))
+            context = Context(seq, state)
+            stack.pop_all()
+            return context
 
     def enter(self, phase: Phase) -> None:
         """Give the arena the layout of a phase; costs nothing when it has it. After poison everything is taken anew."""
@@ -239,47 +290,70 @@ class Target:
         room = width - position % width if phase is Phase.PREFILL else width
         return min(room, n_left)
 
-    def run(self, seq: Seq, tokens: NDArray[np.uint32], out_rows: NDArray[np.uint32], out: NDArray[np.float32],
-            cancel: CancelFlag) -> None:  # fmt: skip
+    def run(
+        self,
+        context: Context,
+        tokens: NDArray[np.uint32],
+        out_rows: NDArray[np.uint32],
+        out: NDArray[np.float32],
+        cancel: CancelFlag,
+        positions: NDArray[np.uint32] | None = None,
+    ) -> None:
         """One pass in the active phase; its rows are committed.
 
-        ``tokens`` ``[n]``, ``out_rows`` ``[m]`` rising, ``out`` ``[m, n_vocab_rows]``. After any error the
-        sequence is as before.
+        ``tokens`` ``[n]``, ``out_rows`` ``[m]`` rising, ``out`` ``[m, n_vocab_rows]``; ``positions`` ``[n]`` or ``[3,
+        n]``, by default the number of each row. After any error the context is as before.
         """
         placer = self._placer if self._phase is Phase.DECODE else None
         if placer is not None:
-            placer.prepare(pages_of(seq.info.committed_tokens + len(tokens)), len(tokens))
-        self._pager.begin(seq, len(tokens))
+            placer.prepare(pages_of(context.n_tokens + len(tokens)), len(tokens))
+        self._pager.begin(context.seq, len(tokens))
         try:
-            self._resources.binding.run(tokens, out_rows, (out,), cancel)
+            self._resources.binding.run(
+                tokens, out_rows, (out,), cancel, positions=positions, state=context.state
+            )
+            self._pager.end(len(tokens))
+            context.accept(len(tokens))
         except BaseException:
-            self._pager.end(0)
+            self.recover(context)
             raise
-        self._pager.end(len(tokens))
         if placer is not None:
             placer.observe(self._device.info, self._pager.info, time.perf_counter())
 
-    def recover(self) -> None:
-        """End a pass that an interrupt left open."""
+    def recover(self, context: Context) -> None:
+        """End a pass that an interrupt left open, and bring the context's parts back to one token."""
         if self._pager.info.is_in_pass:
             self._pager.end(0)
+        context.settle(self._pager)
 
-    def truncate(self, seq: Seq, n_tokens: int) -> None:
-        self._pager.truncate(seq, n_tokens)
+    def truncate(self, context: Context, n_tokens: int) -> None:
+        """Keep the first tokens. Raises ``NotFound``, and nothing has changed, where the recurrent state lacks them."""
+        context.truncate(self._pager, n_tokens)
 
-    def fork(self, seq: Seq) -> Seq:
-        """A sequence with the same history; pages are shared until one of the two writes."""
+    def checkpoint(self, context: Context, phase: Phase, n_tokens: int) -> Checkpoint:
+        """What it takes to go back after running ``n_tokens``: an image of the state where its log will not do."""
+        is_logged = phase is Phase.DECODE and n_tokens <= self.blueprint.log_rows
+        return Checkpoint(context.n_tokens, None) if is_logged else context.checkpoint()
+
+    def restore(self, context: Context, checkpoint: Checkpoint) -> None:
+        """Go back, after any failure."""
+        self.recover(context)
+        context.restore(self._pager, checkpoint)
+
+    def fork(self, context: Context) -> Context:
+        """A context with the same history; pages are shared until one of the two writes."""
         self._pager.publish_wait()
-        return seq.fork()
+        return context.fork(self._device)
 
-    def release(self, seq: Seq) -> None:
-        """Close a sequence of this target, which may be closed already."""
+    def release(self, context: Context) -> None:
+        """Close a context of this target, which may be closed already."""
         try:
             if not self._pager.closed:
-                self.recover()
-                self._pager.drop(seq)
+                if self._pager.info.is_in_pass:
+                    self._pager.end(0)
+                self._pager.drop(context.seq)
         finally:
-            seq.close()
+            context.close()
 
     def check_integrity(self) -> None:
         """Recompute every invariant of arena, coordinator, cache and pager."""

@@ -1,0 +1,127 @@
+"""What a model remembers of one sequence: keys and values in pages and, on hybrids, recurrent state.
+
+Both belong together: they are always at the same token. Keys and values can be cut anywhere; a state only within the
+rows that its log still holds, or by an image that was taken before.
+Holds: ``Context``, ``Checkpoint``.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pykvstream.core.device import Device
+from pykvstream.core.kv import Seq
+from pykvstream.core.pager import Pager
+from pykvstream.core.state import State
+from pykvstream.errors import NotFound
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """The recurrent state behind ``n_tokens`` tokens, in host memory; None where it is that of no tokens."""
+
+    n_tokens: int
+    image: NDArray[np.uint8] | None
+
+
+class Context:
+    """One sequence of a target. ``state`` is None where the model has no recurrent layers."""
+
+    def __init__(self, seq: Seq, state: State | None = None) -> None:
+        self.seq = seq
+        self.state = state
+        if state is not None:
+            state.attach(seq)
+
+    @property
+    def n_tokens(self) -> int:
+        return self.seq.info.committed_tokens
+
+    def accept(self, n_rows: int) -> None:
+        """The pass that has been run and committed counts for the state too."""
+        if self.state is not None:
+            self.state.accept(self.seq, n_rows)
+
+    def settle(self, pager: Pager) -> None:
+        """Bring both parts back to one token after a pass that failed, or an interrupt between the two.
+
+        A pass that the state has not accepted is given up. A state that cannot follow a cut is begun anew, and the
+        sequence with it: whoever knows the tokens runs them again.
+        """
+        if self.state is None:
+            return
+        info = self.state.info
+        if self.n_tokens > info.position:
+            pager.truncate(self.seq, info.position)
+        if info.open_rows:
+            self.state.accept(self.seq, 0)
+        if self.n_tokens < info.position:
+            self._cut(pager, self.n_tokens if self.can_keep(self.n_tokens) else 0)
+
+    def can_keep(self, n_tokens: int) -> bool:
+        """Whether the first ``n_tokens`` tokens can be kept and the others dropped."""
+        return self.state is None or n_tokens == 0 or n_tokens >= self.state.info.folded_tokens
+
+    def truncate(self, pager: Pager, n_tokens: int) -> None:
+        """Keep the first tokens. Raises ``NotFound``, and nothing has changed, where the state cannot follow."""
+        if self.state is not None and not self.can_keep(n_tokens):
+            raise NotFound(
+                f"cannot go back to {n_tokens} tokens: the recurrent state holds {self.state.info.folded_tokens} tokens"
+                f" and a log of the {self.state.info.pending_rows} behind them"
+            )
+        self._cut(pager, n_tokens)
+
+    def _cut(self, pager: Pager, n_tokens: int) -> None:
+        pager.truncate(self.seq, n_tokens)
+        if self.state is None:
+            return
+        if n_tokens == 0:
+            self.state.clear()
+            self.state.attach(self.seq)
+        else:
+            self.state.truncate(self.seq, n_tokens)
+
+    def checkpoint(self) -> Checkpoint:
+        """Take what ``restore`` needs."""
+        n_tokens = self.n_tokens
+        return Checkpoint(n_tokens, None if self.state is None or n_tokens == 0 else self.state.save())
+
+    def restore(self, pager: Pager, checkpoint: Checkpoint) -> None:
+        """Go back to a checkpoint of this sequence, whatever has been run since."""
+        if self.state is None or checkpoint.image is None or self.can_keep(checkpoint.n_tokens):
+            self._cut(pager, checkpoint.n_tokens)
+            return
+        pager.truncate(self.seq, checkpoint.n_tokens)
+        self.state.load(checkpoint.image)
+        self.state.attach(self.seq)
+
+    def fork(self, device: Device) -> Context:
+        """A context with the same tokens: pages are shared until one of the two writes, the state is copied."""
+        with ExitStack() as stack:
+            seq = stack.enter_context(self.seq.fork())
+            state = None
+            if self.state is not None:
+                state = stack.enter_context(State(device, self.state.layers, self.state.info.log_rows))
+                self.state.copy_to(state)
+            child = Context(seq, state)
+            stack.pop_all()
+            return child
+
+    def check_integrity(self) -> None:
+        """Recompute every invariant of the state."""
+        if self.state is not None:
+            self.state.check_integrity()
+
+    @property
+    def closed(self) -> bool:
+        return self.seq.closed
+
+    def close(self) -> None:
+        """Give everything back. A second call does nothing."""
+        if self.state is not None:
+            self.state.close()
+        self.seq.close()
