@@ -12,7 +12,7 @@
  * Lines that do not apply are left out. "any" means any thread, also concurrently; "owner" means one thread at a time
  * for the objects named. Outputs are written on success only.
  *
- * Read the parts in this order: base, device, arena, kv, span, ring, phase, pager, state, tape, trace.
+ * Read the parts in this order: base, device, arena, kv, span, ring, phase, pager, state, bank, tape, trace.
  */
 #ifndef KVSTREAM_H
 #define KVSTREAM_H
@@ -26,6 +26,7 @@
 #include "kvstream/phase.h"
 #include "kvstream/pager.h"
 #include "kvstream/state.h"
+#include "kvstream/bank.h"
 #include "kvstream/tape.h"
 #include "kvstream/trace.h"
 

@@ -52,6 +52,12 @@ static kvs_status check_weight(const struct check *c, kvs_weight *weight, const 
     return KVS_OK;
 }
 
+kvs_status kvs_delta_layer_check_sizes(kvs_device *device, const kvs_delta_layer *layer, uint32_t index)
+{
+    const struct check c = {.device = device, .layer = layer, .index = index};
+    return check_sizes(&c);
+}
+
 kvs_status kvs_delta_layer_check(kvs_device *device, const kvs_delta_layer *layer, uint32_t index)
 {
     const struct check c = {.device = device, .layer = layer, .index = index};

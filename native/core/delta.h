@@ -9,6 +9,9 @@
  * `index` and what is wrong with it */
 kvs_status kvs_delta_layer_check(kvs_device *device, const kvs_delta_layer *layer, uint32_t index);
 
+/* Sizes alone. errors: as kvs_delta_layer_check */
+kvs_status kvs_delta_layer_check_sizes(kvs_device *device, const kvs_delta_layer *layer, uint32_t index);
+
 /* Its three weights. */
 void kvs_delta_layer_retain(const kvs_delta_layer *layer);
 void kvs_delta_layer_release(const kvs_delta_layer *layer);
