@@ -155,11 +155,11 @@ static void device_fill_nan(void *self, uint64_t address, uint64_t bytes)
 static void touch(kvs_trace *trace, uint64_t address, uint64_t n_bytes, bool is_write)
 {
     lock(trace);
-    const kvs_trace_access access = {.event = add_caller_step(trace, KVS_KIND_CALLER, n_bytes),
+    const kvs_trace_access access = {.event = add_caller_step(trace, is_write ? KVS_KIND_CALLER : KVS_KIND_READ, n_bytes),
                                      .clock = &trace->clock,
                                      .address = address,
                                      .n_bytes = n_bytes,
-                                     .label = is_write ? KVS_LABEL_STATE : KVS_LABEL_NONE};
+                                     .label = KVS_LABEL_STATE};
     if (is_write) {
         kvs_trace_write(trace, &access);
     } else {

@@ -90,7 +90,7 @@ static const char *event_name(const kvs_trace_step *step)
 {
     static const char *const NAMES[] = {[KVS_KIND_WAVE] = "attend wave", [KVS_KIND_COPY] = "copy",
                                         [KVS_KIND_RELEASE] = "release",  [KVS_KIND_FREE] = "free",
-                                        [KVS_KIND_CALLER] = "caller"};
+                                        [KVS_KIND_CALLER] = "caller",   [KVS_KIND_READ] = "caller"};
     return step->kind == KVS_KIND_OP ? kvs_op_name(step->code) : NAMES[step->kind];
 }
 

@@ -38,6 +38,8 @@ static const char *name_of(const kvs_trace_step *step)
         return "free";
     case KVS_KIND_CALLER:
         return "the caller's write";
+    case KVS_KIND_READ:
+        return "the caller's read";
     default:
         return kvs_op_name(step->code);
     }
@@ -192,6 +194,8 @@ static void say_unwritten(struct line *line, const kvs_trace *trace, const kvs_h
     } else if (is_released) {
         say(line, ", which %s released; missing fence: `consumed` must follow the last reader, or the page must be brought again",
             hazard->last == KVS_NO_EVENT ? "were" : "have been");
+    } else if (hazard->wanted == KVS_LABEL_STATE) {
+        say(line, " as state of a recurrent layer, which nobody has written; rows were accepted of a pass that did not write them");
     } else {
         say(line, ", which nobody has written; missing fence: a wait for the copy in that brings them");
     }

@@ -39,7 +39,8 @@ typedef enum kvs_trace_kind {
     KVS_KIND_COPY = 2,
     KVS_KIND_RELEASE = 3, /* bytes that nobody may want any more */
     KVS_KIND_FREE = 4,
-    KVS_KIND_CALLER = 5   /* packing a weight, writing history by decree */
+    KVS_KIND_CALLER = 5,  /* packing a weight, writing a state, or history by decree */
+    KVS_KIND_READ = 6     /* the caller reads a state */
 } kvs_trace_kind;
 
 /* An operation, wave or copy. */
