@@ -134,19 +134,19 @@ def _token_types(metadata: Mapping[str, object], n_vocab: int) -> bytes:
 
 
 def _merges(metadata: Mapping[str, object], ids: Mapping[str, int], types: bytes) -> _Merges:
+    """The merges that can take place. A vocabulary that was cut keeps merges of tokens that it has no more."""
     key = _KEY + "merges"
     merges: list[tuple[str, str]] = []
     for i, line in enumerate(_strings(metadata, "merges")):
         left, separator, right = line.partition(" ")
         if not (left and separator and right) or " " in right:
             raise FormatError(f"merge {i} is not two words: {line[:80]!r}", key=key)
-        for part in (left, right, left + right):
-            token = ids.get(part)
-            if token is None:
-                raise FormatError(f"merge {i} names {part[:80]!r}, which is not a token", key=key)
-            if types[token] in (UNKNOWN, CONTROL):
+        parts = (left, right, left + right)
+        for part in parts:
+            if part in ids and types[ids[part]] in (UNKNOWN, CONTROL):
                 raise FormatError(f"merge {i} spells {part[:80]!r}, which is a control token", key=key)
-        merges.append((left, right))
+        if all(part in ids for part in parts):
+            merges.append((left, right))
     if len(set(merges)) != len(merges):
         raise FormatError("a merge occurs twice", key=key)
     return tuple(merges)
