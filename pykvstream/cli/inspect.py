@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 from rich.console import Console
@@ -17,9 +17,10 @@ from rich.table import Table
 
 from pykvstream.cli.options import InspectOptions
 from pykvstream.cli.render import console, mib, printable
-from pykvstream.errors import NotFound
+from pykvstream.errors import FormatError, NotFound, Unsupported
 from pykvstream.gguf import GgufFile, LazyStrings, TensorInfo
 from pykvstream.locate import find_model
+from pykvstream.models import HYBRIDS, ModelConfig
 
 _LONGEST_TEXT = 72
 _ARRAY_ITEMS = 4
@@ -121,6 +122,30 @@ def _cut(text: str) -> str:
     return shown if len(short) == len(text) else f"{shown}... ({len(text):,} characters)"
 
 
+def hybrid_summary(file: GgufFile) -> dict[str, object]:
+    """Of a hybrid: which blocks attend, which recur, which are MTP heads, and bytes of recurrent state and log.
+
+    Empty for other files; of a hybrid that is refused, why.
+    """
+    if _text(file, "general.architecture") not in HYBRIDS:
+        return {}
+    try:
+        hybrid = ModelConfig.from_gguf(file).hybrid
+    except (FormatError, Unsupported) as error:
+        return {"refused": str(error)}
+    if hybrid is None:
+        return {}
+    n_recurrent = len(hybrid.recurrent_layers)
+    return {
+        "full_attention_layers": list(hybrid.attention_layers),
+        "recurrent_layers": list(hybrid.recurrent_layers),
+        "mtp_blocks": list(hybrid.mtp_blocks),
+        "state_bytes": n_recurrent * hybrid.delta.state_bytes,
+        "log_bytes_per_row": n_recurrent * hybrid.delta.log_row_bytes,
+        "experts": None if hybrid.experts is None else asdict(hybrid.experts),
+    }
+
+
 def _tokenizer(file: GgufFile) -> dict[str, object]:
     """What there is to say of the tokenizer without building it."""
     summary: dict[str, object] = {}
@@ -154,6 +179,7 @@ def _as_json(file: GgufFile, with_tensors: bool) -> dict[str, object]:
         "version": file.version,
         "alignment": file.alignment,
         "metadata": {key: _plain(file, key) for key in file.metadata},
+        "hybrid": hybrid_summary(file) or None,
         "tokenizer": _tokenizer(file),
         "tensors": {
             "count": len(file.tensors),
@@ -193,6 +219,8 @@ def _print_tables(file: GgufFile, with_tensors: bool) -> None:
     names = ", ".join(printable(str(path)) for path in file.paths)
     out.print(f"{names}: GGUF version {file.version}, alignment {file.alignment}", soft_wrap=True)
     _print_pairs(out, "metadata", {key: _shown(file, key) for key in file.metadata if not key.startswith("tokenizer.")})
+    hybrid = {name: _cut(str(value)) for name, value in hybrid_summary(file).items() if value not in (None, [])}
+    _print_pairs(out, "hybrid", hybrid)
     out.print(_types_table(type_totals(file)))
     if with_tensors:
         out.print(_tensor_table(file))

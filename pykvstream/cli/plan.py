@@ -42,11 +42,16 @@ _NARROWEST = 40
 @dataclass(frozen=True, slots=True)
 class Needs:
     """Bytes beside the arena: weights on the device, and what the host must have for weights, arena and full
-    history.
+    history. ``state_bytes``: recurrent state of each session, log of ``log_rows`` rows included; ``layers`` counts the
+    blocks of the file by what they are.
     """
 
     weight_bytes: int
     host_bytes: int
+    state_bytes: int
+    log_bytes: int
+    log_rows: int
+    layers: dict[str, int]
 
 
 def run(options: PlanOptions) -> int:
@@ -81,10 +86,20 @@ def make_plan(options: ModelOptions) -> tuple[ArenaPlan, Needs]:
             else:
                 arena_bytes = arena_bytes_of(options.arena_mib)
             plan = blueprint.plan(arena_bytes)
-            host_bytes = plan.shape.history_bytes(ctx_tokens) + arena_bytes + blueprint.weights.device_bytes
-            return plan, Needs(blueprint.weights.device_bytes, host_bytes)
+            return plan, _needs(blueprint, arena_bytes)
         finally:
             blueprint.close()
+
+
+def _needs(blueprint: Blueprint, arena_bytes: int) -> Needs:
+    return Needs(
+        weight_bytes=blueprint.weights.device_bytes,
+        host_bytes=blueprint.host_bytes(arena_bytes),
+        state_bytes=blueprint.state_bytes,
+        log_bytes=blueprint.log_bytes,
+        log_rows=blueprint.log_rows if blueprint.deltas else 0,
+        layers=blueprint.config.layer_counts,
+    )
 
 
 def flag_mib(n_bytes: int) -> str:
@@ -112,6 +127,10 @@ def as_json(
         "recommended_arena_bytes": plan.recommended_bytes,
         "recommended_arena_mib": plan.recommended_bytes / MIB,
         "weight_bytes": needs.weight_bytes,
+        "state_bytes": needs.state_bytes,
+        "log_bytes": needs.log_bytes,
+        "log_rows": needs.log_rows,
+        "layers": needs.layers,
         "history_bytes": plan.shape.history_bytes(plan.ctx_tokens),
         "host": {"need_bytes": needs.host_bytes, "have_bytes": min(limits.values()), "limits": limits},
         "phases": [_phase(phase) for phase in plan.phases],
@@ -157,7 +176,8 @@ def _contexts(plan: ArenaPlan, contexts: tuple[int, ...]) -> list[dict[str, int]
 def _print(options: ModelOptions, plan: ArenaPlan, needs: Needs, memory: HostMemory, contexts: tuple[int, ...]) -> None:
     out = console(sys.stdout)
     types = f"K {options.cache_type_k}, V {options.cache_type_v}"
-    out.print(f"{printable(options.model)}: {plan.shape.n_layers} layers, {types}, ubatch {options.ubatch_size}")
+    layers = ", ".join(f"{count} {name}" for name, count in needs.layers.items() if count)
+    out.print(f"{printable(options.model)}: layers: {layers}; {types}, ubatch {options.ubatch_size}")
     out.print(plan_report(plan, contexts, min(max(out.width - 2, _NARROWEST), _WIDEST)))
     smallest, recommended = flag_mib(plan.smallest_bytes), flag_mib(plan.recommended_bytes)
     out.print(f"as flags           --arena-mib {smallest}  |  --arena-mib {recommended}")
@@ -168,8 +188,14 @@ def _host_text(needs: Needs, memory: HostMemory) -> Text:
     limits = memory.limits(pinned=False)
     name = min(limits, key=lambda limit: limits[limit])
     fits = "" if needs.host_bytes <= limits[name] else ": does not fit, opening the model will be refused"
+    state = (
+        f"recurrent state    {with_mib(needs.state_bytes)} for each session,"
+        f" {with_mib(needs.log_bytes)} of it a log of {needs.log_rows} rows\n"
+        if needs.state_bytes
+        else ""
+    )
     return Text(
-        f"weights            {with_mib(needs.weight_bytes)}\n"
+        f"weights            {with_mib(needs.weight_bytes)}\n{state}"
         f"host memory        need {with_mib(needs.host_bytes)} for weights, arena and full history,\n"
         f"                   have {with_mib(limits[name])} by the {name}{fits}"
     )

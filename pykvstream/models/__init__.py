@@ -16,7 +16,7 @@ from pykvstream.models.config import ModelConfig
 from pykvstream.models.hybrid_config import HYBRIDS
 from pykvstream.models.weights import FileWeights
 
-__all__ = ["ARCHITECTURES", "FileWeights", "ModelConfig", "build_graph"]
+__all__ = ["ARCHITECTURES", "HYBRIDS", "FileWeights", "ModelConfig", "build_graph"]
 
 _Builder = Callable[[ModelConfig, WeightSource, tuple[KvLayer, ...], "tuple[int, int]"], Graph]
 

@@ -93,6 +93,13 @@ class ModelConfig:
         """Layers with keys and values, in the order of the cache's layers."""
         return tuple(range(self.n_layers)) if self.hybrid is None else self.hybrid.attention_layers
 
+    @property
+    def layer_counts(self) -> dict[str, int]:
+        """Blocks of the file by what they are."""
+        n_attention, hybrid = len(self.attention_layers), self.hybrid
+        n_mtp = 0 if hybrid is None else hybrid.n_mtp_blocks
+        return {"full attention": n_attention, "recurrent": self.n_layers - n_attention, "mtp": n_mtp}
+
 
 def _head_dim(file: GgufFile, key: str, n_embd: int, n_heads: int) -> int:
     if key in file.metadata:

@@ -28,6 +28,7 @@ from pykvstream.errors import InvalidArgument, Unsupported
 from pykvstream.gguf import GgmlType, GgufFile
 from pykvstream.graph import Graph, delta_layers, lower
 from pykvstream.models import FileWeights, ModelConfig, build_graph
+from pykvstream.models.hybrid_config import HybridConfig
 from pykvstream.models.tensors import check_tensors, row_selections
 from pykvstream.runtime.context import Checkpoint, Context
 from pykvstream.runtime.layout import ArenaPlan, CacheShape, PhaseNeed, Placement, pages_of, plan_arena, require_int
@@ -107,6 +108,11 @@ def kv_layer(config: ModelConfig, options: TargetOptions) -> KvLayer:
     )
 
 
+def _log_bytes(hybrid: HybridConfig, log_rows: int) -> int:
+    """The log's part of a session's state, which holds everything twice."""
+    return 2 * len(hybrid.recurrent_layers) * log_rows * hybrid.delta.log_row_bytes
+
+
 def _check_widths(config: ModelConfig, options: TargetOptions) -> None:
     require_int("ubatch_size", options.ubatch_size)
     require_int("log_rows", options.log_rows)
@@ -156,6 +162,7 @@ class Blueprint:
                 self._tapes.append(self._lower(graph, device, phase))
             self.log_rows = self.tape(Phase.DECODE).max_rows
             self.state_bytes = state_bytes(device, self.deltas, self.log_rows) if self.deltas else 0
+            self.log_bytes = 0 if config.hybrid is None else _log_bytes(config.hybrid, self.log_rows)
         except BaseException:
             self.close()
             raise
