@@ -84,7 +84,7 @@ kvs_status kvs_state_get_info(kvs_state *state, kvs_state_info *info);
 kvs_status kvs_state_attach(kvs_state *state, kvs_seq *seq);
 
 /* End the pass that has run: its first n_rows rows are accepted. Called after kvs_pager_end with the same number. 0 gives the
- * pass up, also one that failed in the middle. A chunked pass takes all its rows or none. thread: owner.
+ * pass up, also one that failed in the middle, whatever the sequence holds. A chunked pass takes all its rows or none. thread: owner.
  * errors: EINVAL more rows than the pass has, part of a chunked pass, or another number than the sequence has committed (the
  * pass is given up); EBUSY no pass has run and n_rows is not 0; ESTALE another sequence */
 kvs_status kvs_state_accept(kvs_state *state, kvs_seq *seq, uint32_t n_rows);
