@@ -55,12 +55,10 @@ class Context:
         if self.state is None:
             return
         info = self.state.info
-        if self.n_tokens > info.position:
-            pager.truncate(self.seq, info.position)
         if info.open_rows:
             self.state.accept(self.seq, 0)
-        if self.n_tokens < info.position:
-            self._cut(pager, self.n_tokens if self.can_keep(self.n_tokens) else 0)
+        n_tokens = min(self.n_tokens, info.position)
+        self._cut(pager, n_tokens if self.can_keep(n_tokens) else 0)
 
     def can_keep(self, n_tokens: int) -> bool:
         """Whether the first ``n_tokens`` tokens can be kept and the others dropped."""
@@ -76,7 +74,9 @@ class Context:
         self._cut(pager, n_tokens)
 
     def _cut(self, pager: Pager, n_tokens: int) -> None:
-        pager.truncate(self.seq, n_tokens)
+        """Cut both; of what is that long already the state only takes note."""
+        if n_tokens != self.n_tokens:
+            pager.truncate(self.seq, n_tokens)
         if self.state is None:
             return
         if n_tokens == 0:

@@ -27,9 +27,11 @@ from pykvstream.core.tape import CancelFlag, DeltaMode, Tape
 from pykvstream.errors import InvalidArgument, Unsupported
 from pykvstream.gguf import GgmlType, GgufFile
 from pykvstream.graph import Graph, delta_layers, lower
-from pykvstream.models import FileWeights, ModelConfig, build_graph
+from pykvstream.models import ModelConfig
+from pykvstream.models.architectures import build_graph
 from pykvstream.models.hybrid_config import HybridConfig
 from pykvstream.models.tensors import check_tensors, row_selections
+from pykvstream.models.weights import FileWeights
 from pykvstream.runtime.context import Checkpoint, Context
 from pykvstream.runtime.layout import ArenaPlan, CacheShape, PhaseNeed, Placement, pages_of, plan_arena, require_int
 from pykvstream.runtime.phases import PhaseResources, PhaseTape

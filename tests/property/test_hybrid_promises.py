@@ -21,6 +21,7 @@ from pykvstream.engine import Session
 from pykvstream.errors import Busy, Cancelled, InvalidArgument, KvStreamError, NotFound
 from pykvstream.gguf import GgmlType, GgufFile
 from pykvstream.models import ModelConfig
+from pykvstream.runtime.context import Context
 from pykvstream.runtime.session import TokenSession
 from pykvstream.runtime.target import Blueprint, Phase, Target, TargetOptions
 from tests.random_hybrid import Experts, HybridShape, write_random_hybrid
@@ -210,6 +211,27 @@ def test_a_state_that_cannot_follow_its_sequence_is_begun_anew(path: Path) -> No
         logits = session.forward([1])
         assert session.tokens == (*prompt().tolist(), 1)
         np.testing.assert_allclose(logits, plain.forward([1]), atol=1e-4)
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_an_interrupt_between_commit_and_accept_loses_nothing(
+    session: Session, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys and values of the pass are committed by then, its rows of the state are not."""
+    step = STEPS[name]
+    with session.fork() as child:
+        expected = step(child).tobytes()
+    with session.fork() as child:
+        with monkeypatch.context() as patched:
+            patched.setattr(Context, "accept", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                step(child)
+        assert child.tokens == session.tokens
+        assert step(child).tobytes() == expected
+
+
+def interrupt(context: Context, n_rows: int) -> None:
+    raise KeyboardInterrupt
 
 
 def cut_behind_the_back_of_the_state(rig: Rig, session: TokenSession, n_tokens: int) -> None:

@@ -13,9 +13,10 @@ import pytest
 from pykvstream.core.device import Device
 from pykvstream.errors import FormatError, KvStreamError, Unsupported
 from pykvstream.gguf import GgmlType, GgufFile, ValueType
-from pykvstream.models import FileWeights, ModelConfig
+from pykvstream.models import ModelConfig
 from pykvstream.models.hybrid_config import DeltaSize
 from pykvstream.models.tensors import check_tensors, row_selections
+from pykvstream.models.weights import FileWeights
 from tests.random_hybrid import Experts, HybridShape, Value, write_random_hybrid
 
 SMALL = HybridShape(n_layers=4, n_embd=64, head_dim=16, n_rot=8, sections=(2, 1, 1, 0), n_ff=96, state=16, n_vocab=300)
