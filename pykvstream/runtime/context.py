@@ -112,8 +112,8 @@ class Context:
             return child
 
     def check_integrity(self) -> None:
-        """Recompute every invariant of the state."""
-        if self.state is not None:
+        """Recompute every invariant of the state, if it is not closed."""
+        if self.state is not None and not self.state.closed:
             self.state.check_integrity()
 
     @property

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import Enum
+from weakref import WeakSet
 
 import numpy as np
 from numpy.typing import NDArray
@@ -237,6 +238,7 @@ class Target:
         decode = self.plan.phases[Phase.DECODE.value]
         self._placer: Placer | None = Placer(decode, self.plan.shape.run_pages, self._resources.place)
         self._phase: Phase | None = None
+        self._contexts: WeakSet[Context] = WeakSet()
         self.turn = threading.RLock()
 
     @property
@@ -268,7 +270,8 @@ class Target:
                 state = stack.enter_context(State(self._device, self.blueprint.deltas, self.blueprint.log_rows))
             context = Context(seq, state)
             stack.pop_all()
-            return context
+        self._contexts.add(context)
+        return context
 
     def enter(self, phase: Phase) -> None:
         """Give the arena the layout of a phase; costs nothing when it has it. After poison everything is taken anew."""
@@ -352,7 +355,9 @@ class Target:
     def fork(self, context: Context) -> Context:
         """A context with the same history; pages are shared until one of the two writes."""
         self._pager.publish_wait()
-        return context.fork(self._device)
+        child = context.fork(self._device)
+        self._contexts.add(child)
+        return child
 
     def release(self, context: Context) -> None:
         """Close a context of this target, which may be closed already."""
@@ -365,9 +370,11 @@ class Target:
             context.close()
 
     def check_integrity(self) -> None:
-        """Recompute every invariant of arena, coordinator, cache and pager."""
+        """Recompute every invariant of arena, coordinator, cache, pager and recurrent states."""
         for part in (self._arena, self._coordinator, self._cache, self._pager):
             part.check_integrity()
+        for context in self._contexts:
+            context.check_integrity()
 
     def close(self) -> None:
         """Give everything back. Sequences that still exist keep their history."""
