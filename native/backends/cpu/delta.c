@@ -8,6 +8,8 @@
 #include <string.h>
 
 #define MAX_TAPS 8u
+#define PREFETCH_ROWS 4u    /* ahead of the one that is convolved */
+#define PREFETCH_VALUES 16u /* a cache line */
 
 static const kvs_delta_ops *ops_of(uint32_t isa)
 {
@@ -127,6 +129,17 @@ static void convolve(const kvs_delta_head *head, uint32_t row, uint32_t part, fl
     head->ops->convolve(rows, head->weights + (uint64_t)part * taps * head->dim, taps, head->dim, out);
 }
 
+/* Inputs of the new rows lie far apart, so the cache is told which come next. */
+static void prefetch_row(const kvs_delta_head *head, uint32_t row)
+{
+    const float *inputs = input_row(head->job, row);
+    for (uint32_t part = 0; part < 3; part++) {
+        for (uint32_t i = 0; i < head->dim; i += PREFETCH_VALUES) {
+            __builtin_prefetch(inputs + part_channel(head, part) + i);
+        }
+    }
+}
+
 void kvs_delta_prepare(const kvs_delta_head *head, uint32_t begin, uint32_t end)
 {
     const kvs_delta_view *view = head->job->view;
@@ -137,6 +150,9 @@ void kvs_delta_prepare(const kvs_delta_head *head, uint32_t begin, uint32_t end)
     for (uint32_t row = begin; row < end; row++) {
         const uint64_t at = (uint64_t)(row - begin) * head->dim;
         float beta, alpha;
+        if (row + PREFETCH_ROWS < end) {
+            prefetch_row(head, row + PREFETCH_ROWS);
+        }
         if (row >= view->n_pending) {
             convolve(head, row, 0, head->q + at);
             head->ops->normalise(head->q + at, head->dim, eps, scale);

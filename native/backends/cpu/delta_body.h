@@ -6,17 +6,8 @@
 #define V_MOST (KVS_DELTA_MAX_HEAD / V_WIDTH)
 #define INLINE static inline __attribute__((always_inline))
 
-INLINE float dot_loaded(const vf *a, const float *b, uint32_t n_vectors)
-{
-    vf lanes[V_LANES];
-    for (uint32_t i = 0; i < V_LANES; i++) {
-        lanes[i] = v_zero();
-    }
-    for (uint32_t i = 0; i < n_vectors; i++) {
-        lanes[i % V_LANES] = v_fma(a[i], v_load(b + i * V_WIDTH), lanes[i % V_LANES]);
-    }
-    return v_tree16(lanes);
-}
+/* Rows of M that are taken through the pass together: their sums wait for one another's latency instead of for their own. */
+#define V_TOGETHER 4u
 
 INLINE void load_row(vf *m, const float *row, uint32_t n_vectors)
 {
@@ -32,37 +23,70 @@ INLINE void store_row(const vf *m, float *row, uint32_t n_vectors)
     }
 }
 
-INLINE void recur_step(const kvs_delta_recurrence *r, uint32_t t, uint32_t j, vf *m, uint32_t n_vectors)
+/* sums[r] = m[r] b */
+INLINE void dot_rows(const vf m[][V_MOST], const float *b, uint32_t n_rows, uint32_t n_vectors, float *sums)
 {
-    const uint64_t at = (uint64_t)t * n_vectors * V_WIDTH;
-    const float *k = r->k + at;
-    const float d = r->beta[t] * fmaf(-r->decay[t], dot_loaded(m, k, n_vectors), r->v[at + j]);
-    const vf ds = v_set1(d), decays = v_set1(r->decay[t]);
-    for (uint32_t i = 0; i < n_vectors; i++) {
-        m[i] = v_fma(ds, v_load(k + i * V_WIDTH), v_mul(decays, m[i]));
+    vf lanes[V_TOGETHER][V_LANES];
+    for (uint32_t r = 0; r < n_rows; r++) {
+        for (uint32_t i = 0; i < V_LANES; i++) {
+            lanes[r][i] = v_zero();
+        }
     }
-    if (t >= r->n_fold) {
-        r->out[(t - r->n_fold) * r->out_stride + j] = dot_loaded(m, r->q + at, n_vectors);
+    for (uint32_t i = 0; i < n_vectors; i++) {
+        const vf value = v_load(b + i * V_WIDTH);
+        for (uint32_t r = 0; r < n_rows; r++) {
+            lanes[r][i % V_LANES] = v_fma(m[r][i], value, lanes[r][i % V_LANES]);
+        }
+    }
+    for (uint32_t r = 0; r < n_rows; r++) {
+        sums[r] = v_tree16(lanes[r]);
     }
 }
 
-INLINE void recur_vectors(const kvs_delta_recurrence *r, uint32_t n_vectors)
+/* Row t of the pass for n_rows rows of M from row j on. */
+INLINE void recur_step(const kvs_delta_recurrence *r, uint32_t t, uint32_t j, vf m[][V_MOST], uint32_t n_rows,
+                       uint32_t n_vectors)
+{
+    const uint64_t at = (uint64_t)t * n_vectors * V_WIDTH;
+    const float *k = r->k + at;
+    const float beta = r->beta[t], decay = r->decay[t];
+    const vf decays = v_set1(decay);
+    float sums[V_TOGETHER];
+    vf updates[V_TOGETHER];
+    dot_rows(m, k, n_rows, n_vectors, sums);
+    for (uint32_t i = 0; i < n_rows; i++) {
+        updates[i] = v_set1(beta * fmaf(-decay, sums[i], r->v[at + j + i]));
+    }
+    for (uint32_t i = 0; i < n_vectors; i++) {
+        const vf key = v_load(k + i * V_WIDTH);
+        for (uint32_t row = 0; row < n_rows; row++) {
+            m[row][i] = v_fma(updates[row], key, v_mul(decays, m[row][i]));
+        }
+    }
+    if (t >= r->n_fold) {
+        dot_rows(m, r->q + at, n_rows, n_vectors, r->out + (t - r->n_fold) * r->out_stride + j);
+    }
+}
+
+INLINE void recur_vectors(const kvs_delta_recurrence *r, uint32_t n_rows, uint32_t n_vectors)
 {
     const uint64_t n = (uint64_t)n_vectors * V_WIDTH;
-    for (uint32_t j = 0; j < n; j++) {
-        vf m[V_MOST];
-        load_row(m, r->from + j * n, n_vectors);
-        for (uint32_t t = 0; t < r->n_fold; t++) {
-            recur_step(r, t, j, m, n_vectors);
+    for (uint32_t j = 0; j < n; j += n_rows) {
+        vf m[V_TOGETHER][V_MOST];
+        for (uint32_t i = 0; i < n_rows; i++) {
+            load_row(m[i], r->from + (j + i) * n, n_vectors);
         }
-        if (r->folded != NULL) {
-            store_row(m, r->folded + j * n, n_vectors);
+        for (uint32_t t = 0; t < r->n_fold; t++) {
+            recur_step(r, t, j, m, n_rows, n_vectors);
+        }
+        for (uint32_t i = 0; i < n_rows && r->folded != NULL; i++) {
+            store_row(m[i], r->folded + (j + i) * n, n_vectors);
         }
         for (uint32_t t = r->n_fold; t < r->n_rows; t++) {
-            recur_step(r, t, j, m, n_vectors);
+            recur_step(r, t, j, m, n_rows, n_vectors);
         }
-        if (r->last != NULL) {
-            store_row(m, r->last + j * n, n_vectors);
+        for (uint32_t i = 0; i < n_rows && r->last != NULL; i++) {
+            store_row(m[i], r->last + (j + i) * n, n_vectors);
         }
     }
 }
@@ -71,16 +95,16 @@ static void recur(const kvs_delta_recurrence *r)
 {
     switch (r->head_dim) {
     case 16:
-        recur_vectors(r, 16 / V_WIDTH);
+        recur_vectors(r, 4, 16 / V_WIDTH);
         break;
     case 32:
-        recur_vectors(r, 32 / V_WIDTH);
+        recur_vectors(r, 4, 32 / V_WIDTH);
         break;
     case 64:
-        recur_vectors(r, 64 / V_WIDTH);
+        recur_vectors(r, 4, 64 / V_WIDTH);
         break;
     default:
-        recur_vectors(r, 128 / V_WIDTH);
+        recur_vectors(r, V_WIDTH == 16 ? 4 : 2, 128 / V_WIDTH);
         break;
     }
 }

@@ -49,11 +49,15 @@ static void multiply_rows(const kvs_delta_head *head, const float *rows, uint32_
 /* scores: q_t k_s e^(G_t - G_s) for s <= t; mixing: -beta_t k_t k_s e^(G_t - G_s) for s < t. */
 static void weigh_rows(const kvs_delta_head *head, uint32_t n, const double *sums)
 {
-    const uint32_t n_cols = round_lanes(n);
     memset(head->keys, 0, sizeof(float) * BLOCK * head->dim);
     transpose(head->k, head->dim, n, head->dim, head->keys, BLOCK);
-    multiply_rows(head, head->q, n, head->keys, BLOCK, n_cols, head->scores, BLOCK);
-    multiply_rows(head, head->k, n, head->keys, BLOCK, n_cols, head->mixing, BLOCK);
+    /* Behind the diagonal nothing is needed: each strip of rows ends with its own columns. */
+    for (uint32_t t = 0; t < n; t += KVS_DELTA_LANES) {
+        const uint32_t n_rows = n - t < KVS_DELTA_LANES ? n - t : KVS_DELTA_LANES;
+        const uint64_t at = (uint64_t)t * head->dim;
+        multiply_rows(head, head->q + at, n_rows, head->keys, BLOCK, t + KVS_DELTA_LANES, head->scores + t * BLOCK, BLOCK);
+        multiply_rows(head, head->k + at, n_rows, head->keys, BLOCK, t + KVS_DELTA_LANES, head->mixing + t * BLOCK, BLOCK);
+    }
     for (uint32_t t = 0; t < n; t++) {
         float decays[BLOCK] = {0};
         for (uint32_t s = 0; s < t; s++) {
