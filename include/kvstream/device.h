@@ -24,7 +24,7 @@ typedef enum kvs_backend_kind {
 
 typedef enum kvs_device_flag {
     /* Copies do not run on the copy thread: they wait until a reader needs them or kvs_device_run_copies is called,
-     * in an order drawn from `schedule_seed`. For tests of every legal order. */
+     * in an order drawn from `schedule_seed` or stated by a chooser. For tests of every legal order. */
     KVS_DEVICE_DEFERRED = 1,
     /* Device pages are filled with NaN when released, so that a read after release cannot pass unnoticed. */
     KVS_DEVICE_POISON_RELEASED = 2,
@@ -51,6 +51,17 @@ typedef enum kvs_isa {
     KVS_ISA_AVX2 = 2,  /* AVX2, FMA, F16C */
     KVS_ISA_AVX512 = 3 /* AVX-512 F BW DQ VL VNNI */
 } kvs_isa;
+
+/* What a deferred device can go on with. */
+typedef enum kvs_stream {
+    KVS_STREAM_COMPUTE = 0, /* the caller's next step */
+    KVS_STREAM_FREE = 1,    /* the oldest of the queued copies without a gate */
+    KVS_STREAM_GATED = 2    /* the oldest of those with one */
+} kvs_stream;
+
+/* One choice of a schedule: `offered` holds 1 << kvs_stream for each stream that may go on, two at least; returns the
+ * kvs_stream that does. An answer that was not offered means the first one that was. */
+typedef uint32_t (*kvs_chooser)(void *user, uint32_t offered);
 
 /* Points at which an injected fault can strike. */
 typedef enum kvs_hook_point {
@@ -103,6 +114,12 @@ kvs_status kvs_device_set_hook(kvs_device *device, kvs_hook hook, void *user);
 /* Deferred mode: run up to `limit` queued copies whose dependencies are met, in schedule order; `ran` receives how many
  * did. thread: owner of the device's work. errors: EINVAL not a deferred device; EIO a copy failed */
 kvs_status kvs_device_run_copies(kvs_device *device, uint32_t limit, uint32_t *ran);
+
+/* Deferred mode: let `choose` (NULL: the seed again) state the order of copies. It is asked where more than one thing can
+ * happen next: behind each submission and each rise of a gate, before each operation that touches pages, when a wait needs a
+ * copy and when it has ended. The same choices give the same schedule. It must not call back into this library.
+ * own: `user` is borrowed until it is replaced. thread: owner of the device's work. errors: EINVAL not a deferred device */
+kvs_status kvs_device_set_chooser(kvs_device *device, kvs_chooser choose, void *user);
 
 /* Wait until both copy queues are empty. thread: any. errors: EIO a copy failed; EBUSY a queued copy can never run
  * because the ring slot it needs is not consumed */

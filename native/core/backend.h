@@ -96,6 +96,12 @@ struct kvs_device_view kvs_device_backend(kvs_device *device);
 /* Accounting of device bytes (arena, weights), for kvs_device_get_info. */
 void kvs_device_count_bytes(kvs_device *device, int64_t delta);
 
+/* Deferred mode: the kvs_stream that goes on, one of `offered` (1 << kvs_stream, or-ed, not 0). The backend asks with its
+ * lock held, which guards the schedule too. */
+uint32_t kvs_device_choose(kvs_device *device, uint32_t offered);
+/* Does somebody state the order choice by choice? Only then are copies offered where nobody waits. */
+bool kvs_device_has_chooser(const kvs_device *device);
+
 /* What backends tell the device of their copies. thread: any */
 /* A copy has finished and moved its bytes. */
 void kvs_device_count_copy(kvs_device *device, const kvs_copy *copy, uint64_t spent_ns);

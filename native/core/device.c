@@ -7,6 +7,7 @@
 #include "base/failures.h"
 #include "core/history.h"
 #include "core/hook.h"
+#include "core/schedule.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -21,6 +22,7 @@ struct kvs_device {
     kvs_hooks hooks;
     kvs_failures failures;
     kvs_histories histories;
+    kvs_schedule schedule; /* deferred mode; under the backend's lock */
     _Atomic uint64_t live_objects;
     _Atomic uint64_t device_bytes;
     _Atomic uint64_t device_peak_bytes;
@@ -52,6 +54,7 @@ static kvs_device *alloc_parts(const kvs_device_desc *desc)
         return NULL;
     }
     device->flags = desc->flags;
+    device->schedule.drawn = desc->schedule_seed;
     atomic_init(&device->claims, 1);
     if (!kvs_hooks_init(&device->hooks)) {
         goto no_hooks;
@@ -182,14 +185,43 @@ kvs_status kvs_hook_ask(kvs_device *device, int point)
                     kvs_status_name(answer));
 }
 
+static kvs_status require_deferred(kvs_device *device)
+{
+    if (!kvs_device_has(device, KVS_DEVICE_DEFERRED)) {
+        return kvs_fail(device, KVS_EINVAL,
+                        "copies are run by the copy thread: the device is not deferred");
+    }
+    return KVS_OK;
+}
+
+kvs_status kvs_device_set_chooser(kvs_device *device, kvs_chooser choose, void *user)
+{
+    const kvs_status status = device == NULL ? KVS_EINVAL : require_deferred(device);
+    if (status == KVS_OK) {
+        device->schedule.choose = choose;
+        device->schedule.user = user;
+    }
+    return status;
+}
+
+bool kvs_device_has_chooser(const kvs_device *device)
+{
+    return device->schedule.choose != NULL;
+}
+
+uint32_t kvs_device_choose(kvs_device *device, uint32_t offered)
+{
+    return kvs_schedule_next(&device->schedule, offered);
+}
+
 kvs_status kvs_device_run_copies(kvs_device *device, uint32_t limit, uint32_t *ran)
 {
     if (device == NULL || ran == NULL) {
         return KVS_EINVAL;
     }
-    if (!kvs_device_has(device, KVS_DEVICE_DEFERRED)) {
-        return kvs_fail(device, KVS_EINVAL,
-                        "copies are run by the copy thread: the device is not deferred");
+    const kvs_status status = require_deferred(device);
+    if (status != KVS_OK) {
+        return status;
     }
     const uint64_t failed_before = load(&device->failed_copies);
     *ran = device->backend->copy_run(device->backend_self, limit);

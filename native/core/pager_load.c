@@ -104,6 +104,9 @@ kvs_status kvs_pager_wait_loads(kvs_pager *pager, uint64_t ticket)
     struct kvs_device_view backend = kvs_device_backend(pager->device);
     if (atomic_load_explicit(&pager->loads.done, memory_order_acquire) >= ticket &&
         atomic_load(&pager->loads.failed) == 0) {
+        if (backend.backend->counter_seen != NULL) {
+            backend.backend->counter_seen(backend.self, &pager->loads.done, ticket);
+        }
         return KVS_OK;
     }
     kvs_status status = backend.backend->wait_counter(backend.self, &pager->loads.done, ticket, NULL);

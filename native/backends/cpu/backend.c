@@ -161,6 +161,9 @@ static kvs_status op_scratch_bytes(void *self, const kvs_bound_op *op, uint32_t 
 
 static kvs_status run_op(void *self, const kvs_bound_op *op, const struct kvs_step *step)
 {
+    if (op->code == KVS_OP_KV_WRITE) {
+        kvs_copy_engine_before_pages(((struct cpu *)self)->copies);
+    }
     return kvs_cpu_run_op(&((struct cpu *)self)->compute, op, step);
 }
 
@@ -173,6 +176,7 @@ static void attend_begin(void *self, const kvs_bound_op *op, const struct kvs_st
 static void attend_wave(void *self, const kvs_bound_op *op, const struct kvs_step *step, uint64_t page_begin,
                         uint64_t page_end)
 {
+    kvs_copy_engine_before_pages(((struct cpu *)self)->copies);
     kvs_cpu_attend_wave(&((struct cpu *)self)->compute, op, step, page_begin, page_end);
 }
 
@@ -185,6 +189,7 @@ static kvs_status attend_plan(void *self, const kvs_attend_desc *desc, const kvs
                               uint64_t active_tokens, uint32_t n_query_rows)
 {
     const struct cpu *cpu = self;
+    kvs_copy_engine_before_pages(cpu->copies);
     return kvs_cpu_attend_plan(cpu->compute.threads, cpu->compute.isa, desc, layer, pages, active_tokens, n_query_rows);
 }
 
@@ -300,8 +305,7 @@ kvs_status kvs_cpu_backend_create(kvs_device *device, const kvs_device_desc *des
         .device = device, .threads = kvs_threads_create(threads), .n_threads = threads, .isa = *isa};
     status = cpu->compute.threads == NULL
                  ? kvs_fail(device, KVS_EIO, "cannot start %u compute threads", threads)
-                 : kvs_copy_engine_create(device, desc->flags, threads < usable_cores(), desc->schedule_seed,
-                                          &cpu->copies);
+                 : kvs_copy_engine_create(device, desc->flags, threads < usable_cores(), &cpu->copies);
     if (status != KVS_OK) {
         kvs_threads_destroy(cpu->compute.threads);
         free(cpu);
