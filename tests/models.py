@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pykvstream.gguf import ENCODABLE, GgmlType, GgufWriter, ValueType, decode, encode
+from tests.blocks import FLOORS_AT, put_halves, put_scales
 
 CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 CHAT_TEMPLATE = (
@@ -30,18 +31,6 @@ SMALLEST_VOCABULARY = N_BYTE_TOKENS + len(CONTROL_TOKENS)
 
 _WORDS = ("the", "in", "and", "er", "of", "an", "re", "on", "to", "ing")
 _NORMAL, _CONTROL, _UNUSED = 1, 3, 5
-
-# Byte offsets in a block of the float16 scale and, where the type has one, of the float16 scale of its
-# floors.
-_SCALES_AT = {
-    GgmlType.Q2_K: (80, 82),
-    GgmlType.Q3_K: (108, None),
-    GgmlType.Q4_K: (0, 2),
-    GgmlType.Q5_K: (0, 2),
-    GgmlType.Q6_K: (208, None),
-    GgmlType.IQ4_XS: (0, None),
-}
-
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
@@ -132,20 +121,27 @@ def random_tensor_bytes(
         return encode(kind, values).reshape(-1)
     n_blocks = prod(shape[1:]) * row_bytes // kind.block_bytes
     blocks = rng.integers(0, 256, (n_blocks, kind.block_bytes), dtype=np.uint8)
-    scale_at, floor_at = _SCALES_AT[kind]
-    _put_half(blocks, scale_at, 1.0)
+    floor_at = FLOORS_AT.get(kind)
+    put_scales(kind, blocks, 1.0)
     floor = 0.0
     if floor_at is not None:
-        _put_half(blocks, floor_at, 0.0)
+        put_halves(blocks, floor_at, 0.0)
         upper = float(decode(kind, blocks).mean())
-        _put_half(blocks, floor_at, 1.0)
+        put_halves(blocks, floor_at, 1.0)
         floor = upper / (upper - float(decode(kind, blocks).mean()))
-        _put_half(blocks, floor_at, floor)
+        put_halves(blocks, floor_at, floor)
     scale = std / float(decode(kind, blocks).std())
-    _put_half(blocks, scale_at, scale)
+    put_scales(kind, blocks, scale)
     if floor_at is not None:
-        _put_half(blocks, floor_at, floor * scale)
+        put_halves(blocks, floor_at, floor * scale)
+    if kind is GgmlType.MXFP4:
+        _double_some(blocks, std / float(decode(kind, blocks).std()), rng)
     return blocks.reshape(-1)
+
+
+def _double_some(blocks: npt.NDArray[np.uint8], ratio: float, rng: np.random.Generator) -> None:
+    """Double the scales of as many MXFP4 blocks as multiply the deviation by ``ratio``, which is between 1 and 2."""
+    blocks[:, 0] += rng.random(len(blocks)) < (ratio * ratio - 1) / 3
 
 
 def byte_level_vocabulary(n_vocab: int) -> Vocabulary:
@@ -178,10 +174,6 @@ def _byte_tokens() -> list[str]:
         tokens.append(chr(byte if byte in printable else other))
         other += byte not in printable
     return tokens
-
-
-def _put_half(blocks: npt.NDArray[np.uint8], at: int, value: float) -> None:
-    blocks[:, at : at + 2] = np.array([value], "<f2").view(np.uint8)
 
 
 def _add_hyperparameters(
