@@ -245,6 +245,7 @@ static void test_matmul_is_near_the_float64_sum(void)
 static void test_matmul_hostile_values_are_equal_everywhere(void)
 {
     static const uint16_t halves[] = {0x7c00, 0xfc00, 0x7e00, 0x0001, 0x83ff, 0x7bff, 0x0000, 0x8000};
+    static const uint8_t bytes[] = {0x00, 0x01, 0x02, 0x7f, 0x80, 0x81, 0xfe, 0xff}; /* the same of 8-bit scales */
     static const float values[] = {INFINITY, -INFINITY, NAN, 1e-42f, 3.4e38f, -0.0f, 1e-31f, 1e30f};
     const uint64_t k = 512, n = 24;
     float *x = malloc(MAX_ROWS * k * sizeof *x);
@@ -256,7 +257,10 @@ static void test_matmul_hostile_values_are_equal_everywhere(void)
         half_places(type, &scale, &minimum);
         matrix w = make_matrix(type, k, n, 60 + t);
         for (uint64_t b = 0; block_values > 1 && b < n * k / block_values; b += 3) {
-            memcpy(w.rows + b * block_bytes + scale, &halves[b % 8], 2);
+            put_scale(type, w.rows + b * block_bytes, halves[b % 8]);
+            if (type == KVS_TYPE_MXFP4 || type == KVS_TYPE_NVFP4) {
+                w.rows[b * block_bytes] = bytes[b % 8];
+            }
             if (minimum >= 0) {
                 memcpy(w.rows + b * block_bytes + minimum, &halves[(b / 8) % 8], 2);
             }
@@ -314,7 +318,29 @@ static void test_panel_pack_in_pieces_equals_pack_at_once(void)
     }
 }
 
-/* Panels are read instead of the file, so their size is the price of a token. */
+/* Bits a value that panels of codebook types take; 0: as many as the file. */
+static double panel_bits(int type)
+{
+    switch (type) {
+    case KVS_TYPE_IQ1_S:
+        return 2 + (16 + 8 * 4 + 32) / 256.0;
+    case KVS_TYPE_IQ1_M:
+        return 2 + (16 + 16 * 4 + 32) / 256.0;
+    case KVS_TYPE_IQ2_XXS:
+        return 3 + (16 + 8 * 4) / 256.0;
+    case KVS_TYPE_IQ2_XS:
+    case KVS_TYPE_IQ2_S:
+        return 3 + (16 + 16 * 4) / 256.0;
+    case KVS_TYPE_IQ3_XXS:
+    case KVS_TYPE_IQ3_S:
+        return 4 + (16 + 8 * 4) / 256.0;
+    default:
+        return 0;
+    }
+}
+
+/* Panels are read instead of the file, so their size is the price of a token. Those of codebook types hold levels, not
+ * indices. */
 static void test_panels_stay_as_small_as_files(void)
 {
     for (size_t t = 0; t < N_WEIGHT_TYPES; t++) {
@@ -323,14 +349,19 @@ static void test_panels_stay_as_small_as_files(void)
         kvs_type_block(weight_types[t], &block_values, &block_bytes);
         CHECK_OK(kvs_panel_bytes(weight_types[t], 4096, 160, NULL, &bytes));
         const uint64_t file_bytes = 160 * 4096 / block_values * block_bytes;
-        CHECK(bytes <= file_bytes + file_bytes / 26);
+        const double bits = panel_bits(weight_types[t]);
+        if (bits > 0) {
+            CHECK_U64(bytes, (uint64_t)(160 * 4096 / 8 * bits));
+        } else {
+            CHECK(bytes <= file_bytes + file_bytes / 26);
+        }
     }
 }
 
 static void test_panel_refusals(void)
 {
     uint64_t bytes;
-    CHECK_STATUS(kvs_panel_bytes(16, 256, 1, NULL, &bytes), KVS_EUNSUPPORTED);
+    CHECK_STATUS(kvs_panel_bytes(15, 256, 1, NULL, &bytes), KVS_EUNSUPPORTED);
     CHECK_STATUS(kvs_panel_bytes(-1, 256, 1, NULL, &bytes), KVS_EUNSUPPORTED);
     CHECK_STATUS(kvs_panel_bytes(KVS_TYPE_Q8_0, 33, 1, NULL, &bytes), KVS_EINVAL);
     CHECK_STATUS(kvs_panel_bytes(KVS_TYPE_Q4_K, 288, 1, NULL, &bytes), KVS_EINVAL);

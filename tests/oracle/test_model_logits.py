@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from pykvstream.gguf import GgmlType, GgufFile
+from pykvstream.gguf import DECODABLE, GgmlType, GgufFile
 from pykvstream.runtime.target import Phase
 from tests.models import write_random_model
 from tests.oracle.forward64 import Forward64
@@ -30,20 +30,7 @@ CTX = 1024
 N_PREFILL, N_DECODE = 280, 40
 ARCHS = ("llama", "qwen3")
 FLOATS = (GgmlType.F32, GgmlType.F16, GgmlType.BF16)
-QUANTIZED = (
-    GgmlType.Q4_0,
-    GgmlType.Q4_1,
-    GgmlType.Q5_0,
-    GgmlType.Q5_1,
-    GgmlType.Q8_0,
-    GgmlType.Q2_K,
-    GgmlType.Q3_K,
-    GgmlType.Q4_K,
-    GgmlType.Q5_K,
-    GgmlType.Q6_K,
-    GgmlType.IQ4_NL,
-    GgmlType.IQ4_XS,
-)
+QUANTIZED = tuple(sorted(DECODABLE - set(FLOATS), key=lambda kind: kind.id))
 
 # Mean divergence in nats that a history type may cost: about twice what a random model of two layers shows.
 MEAN_KLD = {
