@@ -144,6 +144,7 @@ class Model:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
+        self._device.before_file()
         return Tokenizer.from_metadata(self._file.metadata, self.config.n_vocab)
 
     @cached_property

@@ -1,8 +1,8 @@
 """Every order of copies and operations that a deferred device may take, one after another.
 
-A schedule is the list of choices at the places where more than one stream can go on; as text, a letter for each: ``C``
-the compute stream, ``F`` the oldest copy without a gate, ``G`` the oldest one with a gate. Whoever runs the same program
-again with the same text gets the same order, on the CPU and on a trace device.
+A schedule is the list of choices at the places where more than one stream can go on; as text, a letter for each:
+``C`` the compute stream, ``F`` the oldest copy without a gate, ``G`` the oldest one with a gate. Whoever runs the same
+program again with the same text gets the same order, on the CPU and on a trace device.
 Holds: ``Schedule``, ``explore``, ``sample``, ``replay``, ``Exploration``.
 """
 

@@ -68,11 +68,14 @@ typedef enum kvs_hook_point {
     KVS_HOOK_ALLOC = 0,       /* device or host memory is about to be allocated */
     KVS_HOOK_COPY = 1,        /* a copy between host history and device is about to run */
     KVS_HOOK_FENCE = 2,       /* a fence is about to be created */
-    KVS_HOOK_OP = 3           /* an operation of a tape is about to run */
+    KVS_HOOK_OP = 3,          /* an operation of a tape is about to run */
+    KVS_HOOK_SUBMIT = 4,      /* copies are about to be queued */
+    KVS_HOOK_FILE = 5         /* a caller is about to read from a file: kvs_device_ask_hook */
 } kvs_hook_point;
 
 /* Answer of a hook: 0 to go on, a negative kvs_status to fail there, KVS_PENDING (copies only) to report success
- * without copying a byte: the fault that a test suite must notice. `index` counts calls at this point since creation. */
+ * without copying a byte: the fault that a test suite must notice. `index` counts calls at this point while a hook is
+ * installed; without one nothing is counted. */
 typedef int (*kvs_hook)(void *user, int point, uint64_t index);
 
 typedef struct kvs_device_info {
@@ -110,6 +113,10 @@ kvs_status kvs_device_get_info(kvs_device *device, kvs_device_info *info);
 /* Install or remove (NULL) the fault hook. The hook runs on the thread that reached the point and must not call back
  * into this library. thread: any, while no step runs. errors: EINVAL */
 kvs_status kvs_device_set_hook(kvs_device *device, kvs_hook hook, void *user);
+
+/* Ask the hook at a point of the caller's, KVS_HOOK_FILE, before doing what can fail there. thread: any.
+ * errors: EINVAL another point; the hook's */
+kvs_status kvs_device_ask_hook(kvs_device *device, int point);
 
 /* Deferred mode: run up to `limit` queued copies whose dependencies are met, in schedule order; `ran` receives how many
  * did. thread: owner of the device's work. errors: EINVAL not a deferred device; EIO a copy failed */

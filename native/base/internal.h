@@ -62,8 +62,8 @@ static inline uint64_t kvs_div_up(uint64_t value, uint64_t divisor)
 void *kvs_object_alloc(kvs_device *device, size_t bytes);
 void kvs_object_free(kvs_device *device, void *object);
 
-/* Uncounted arrays that belong to an object. */
-void *kvs_array_alloc(size_t count, size_t item_bytes);
+/* Uncounted arrays that belong to an object, zeroed; subject to the hook like objects. `device` may be NULL: no hook. */
+void *kvs_array_alloc(kvs_device *device, size_t count, size_t item_bytes);
 void kvs_array_free(void *array);
 
 /* Ask the hook: KVS_OK, KVS_PENDING (copies only) or the status to fail with. One predictable branch without a hook. */

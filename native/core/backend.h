@@ -42,9 +42,7 @@ typedef struct kvs_backend {
     /* Host history: address space that only the copy engine can reach. */
     kvs_status (*host_alloc)(void *self, uint64_t bytes, uint64_t *host_base);
     void (*host_free)(void *self, uint64_t host_base, uint64_t bytes);
-    /* Queue a copy. Never blocks. */
-    kvs_status (*copy_submit)(void *self, const kvs_copy *copy);
-    /* Queue several in order, waking the engine once. */
+    /* Queue copies in order, all or none, waking the engine once. Never blocks. */
     kvs_status (*copy_submit_many)(void *self, const kvs_copy *copies, uint32_t n_copies);
     /* Wait until *counter >= value, or *failed is negative (failed may be NULL). In deferred mode this is what makes queued copies
      * run. KVS_EIO when the queue is empty and the value can never be reached. */

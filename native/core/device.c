@@ -171,18 +171,36 @@ kvs_status kvs_device_set_hook(kvs_device *device, kvs_hook hook, void *user)
     return KVS_OK;
 }
 
+static const char *const point_names[KVS_HOOK_POINTS] = {
+    [KVS_HOOK_ALLOC] = "an allocation", [KVS_HOOK_COPY] = "a copy",          [KVS_HOOK_FENCE] = "a fence",
+    [KVS_HOOK_OP] = "an operation",     [KVS_HOOK_SUBMIT] = "a submission", [KVS_HOOK_FILE] = "a file",
+};
+
 kvs_status kvs_hook_ask(kvs_device *device, int point)
 {
-    const int answer = kvs_hooks_call(&device->hooks, point);
+    const int answer = kvs_hooks_ask(&device->hooks, point);
     if (answer == KVS_OK || (answer == KVS_PENDING && point == KVS_HOOK_COPY)) {
         return (kvs_status)answer;
     }
     if (answer > 0) {
-        return kvs_fail(device, KVS_EINVAL, "the fault hook answered %d at point %d", answer,
-                        point);
+        return kvs_fail(device, KVS_EINVAL, "the fault hook answered %d at %s", answer, point_names[point]);
     }
-    return kvs_fail(device, (kvs_status)answer, "the fault hook made point %d fail with %s", point,
+    return kvs_fail(device, (kvs_status)answer, "the fault hook made %s fail with %s", point_names[point],
                     kvs_status_name(answer));
+}
+
+kvs_status kvs_device_ask_hook(kvs_device *device, int point)
+{
+    if (device == NULL || point != KVS_HOOK_FILE) {
+        return kvs_fail(device, KVS_EINVAL, "point %d of the fault hook is not the caller's", point);
+    }
+    return kvs_hook_ask(device, point);
+}
+
+kvs_status kvs_device_submit(kvs_device *device, const kvs_copy *copies, uint32_t n_copies)
+{
+    const kvs_status status = kvs_hook_ask(device, KVS_HOOK_SUBMIT);
+    return status == KVS_OK ? device->backend->copy_submit_many(device->backend_self, copies, n_copies) : status;
 }
 
 static kvs_status require_deferred(kvs_device *device)

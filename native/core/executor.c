@@ -83,7 +83,7 @@ kvs_status kvs_tape_bind(kvs_tape *tape, kvs_arena *arena, kvs_lease *workspace,
         return status;
     }
     kvs_binding *made = kvs_object_alloc(tape->device, sizeof *made);
-    kvs_bound_op *ops = made == NULL ? NULL : kvs_array_alloc(tape->n_ops, sizeof *ops);
+    kvs_bound_op *ops = made == NULL ? NULL : kvs_array_alloc(tape->device, tape->n_ops, sizeof *ops);
     if (ops == NULL) {
         if (made != NULL) {
             kvs_object_free(tape->device, made);

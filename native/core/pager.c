@@ -46,11 +46,11 @@ kvs_status kvs_pager_create(kvs_cache *cache, kvs_pager **pager)
     made->cache = cache;
     made->n_layers = info.n_layers;
     made->slot_bytes = info.max_record_bytes;
-    made->where = kvs_array_alloc(info.n_layers, sizeof *made->where);
-    made->pass = kvs_array_alloc(info.n_layers, sizeof *made->pass);
-    made->tables = kvs_array_alloc(info.n_layers, sizeof *made->tables);
-    made->capacity = kvs_array_alloc(info.n_layers, sizeof *made->capacity);
-    made->lookahead_prefix = kvs_array_alloc(info.n_layers, sizeof *made->lookahead_prefix);
+    made->where = kvs_array_alloc(device, info.n_layers, sizeof *made->where);
+    made->pass = kvs_array_alloc(device, info.n_layers, sizeof *made->pass);
+    made->tables = kvs_array_alloc(device, info.n_layers, sizeof *made->tables);
+    made->capacity = kvs_array_alloc(device, info.n_layers, sizeof *made->capacity);
+    made->lookahead_prefix = kvs_array_alloc(device, info.n_layers, sizeof *made->lookahead_prefix);
     if (made->where == NULL || made->pass == NULL || made->tables == NULL || made->capacity == NULL ||
         made->lookahead_prefix == NULL) {
         free_tables(made);
@@ -160,8 +160,8 @@ static kvs_status divide(kvs_pager *pager, kvs_lease *pool, const kvs_placement 
     if (status != KVS_OK) {
         return status;
     }
-    kvs_slot *slots = kvs_array_alloc((size_t)n_slots, sizeof *slots);
-    uint32_t *free_slots = kvs_array_alloc((size_t)n_slots, sizeof *free_slots);
+    kvs_slot *slots = kvs_array_alloc(pager->device, (size_t)n_slots, sizeof *slots);
+    uint32_t *free_slots = kvs_array_alloc(pager->device, (size_t)n_slots, sizeof *free_slots);
     kvs_ring *ring = NULL;
     /* A new ring poisons its slots: no copy of the old one's lookahead may still be on its way there. */
     (void)kvs_pager_cancel_ring(pager);

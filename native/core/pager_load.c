@@ -5,7 +5,6 @@
 /* Bring `rows` published rows of a page column's layer into a slot. */
 static kvs_status load_page(kvs_pager *pager, uint32_t layer, const kvs_page_view *source, uint32_t slot)
 {
-    struct kvs_device_view backend = kvs_device_backend(pager->device);
     uint64_t bytes = kvs_cache_record(pager->cache, layer)->record_bytes;
     kvs_copy copy = {.host_base = kvs_host_base(source->host),
                      .host_offset = kvs_page_host_offset(pager->cache, source, layer),
@@ -15,7 +14,7 @@ static kvs_status load_page(kvs_pager *pager, uint32_t layer, const kvs_page_vie
                      .done = &pager->loads.done,
                      .done_value = pager->loads.submitted + 1,
                      .failed = &pager->loads.failed};
-    kvs_status status = backend.backend->copy_submit(backend.self, &copy);
+    kvs_status status = kvs_device_submit(pager->device, &copy, 1);
     if (status != KVS_OK) {
         return status;
     }

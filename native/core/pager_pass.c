@@ -76,7 +76,7 @@ static kvs_status plan_layer(kvs_pager *pager, uint32_t layer, kvs_span *spans)
 
 static kvs_status plan_pass(kvs_pager *pager)
 {
-    kvs_span *spans = kvs_array_alloc((size_t)pager->active_pages, sizeof *spans);
+    kvs_span *spans = kvs_array_alloc(pager->device, (size_t)pager->active_pages, sizeof *spans);
     if (spans == NULL) {
         return kvs_fail(pager->device, KVS_ENOMEM, "no memory for %llu spans", (kvs_ull)pager->active_pages);
     }

@@ -89,12 +89,8 @@ static kvs_status make_room(kvs_device *device, void **items, uint32_t n_items, 
     if (n_items < *room) {
         return KVS_OK;
     }
-    const kvs_status status = kvs_hook_ask(device, KVS_HOOK_ALLOC);
-    if (status != KVS_OK) {
-        return status;
-    }
     const uint32_t new_room = *room == 0 ? FIRST_ROOM : *room * 2;
-    void *grown = kvs_array_alloc(new_room, item_bytes);
+    void *grown = kvs_array_alloc(device, new_room, item_bytes);
     if (grown == NULL) {
         return kvs_fail(device, KVS_ENOMEM, "need room for %u items of a coordinator", new_room);
     }

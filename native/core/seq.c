@@ -147,7 +147,7 @@ static kvs_status make_seq(kvs_cache *cache, uint64_t ctx_tokens, kvs_seq **seq)
     }
     made->pages = ctx_pages > SIZE_MAX / sizeof *made->pages
                       ? NULL
-                      : kvs_array_alloc((size_t)ctx_pages, sizeof *made->pages);
+                      : kvs_array_alloc(cache->device, (size_t)ctx_pages, sizeof *made->pages);
     if (made->pages == NULL) {
         kvs_object_free(cache->device, made);
         return kvs_fail(cache->device, KVS_ENOMEM, "no memory for the page list of %llu tokens", (kvs_ull)ctx_tokens);
@@ -340,7 +340,7 @@ kvs_status kvs_seq_append(kvs_seq *seq, uint64_t n_tokens)
     const bool replaces = is_partly_filled && is_shared(seq->pages[seq->n_pages - 1]);
     const uint64_t begin = replaces ? seq->n_pages - 1 : seq->n_pages;
     const uint64_t end = kvs_div_up(seq->committed + n_tokens, KVS_PAGE_TOKENS);
-    kvs_page **made = kvs_array_alloc((size_t)(end - begin), sizeof *made);
+    kvs_page **made = kvs_array_alloc(seq->cache->device, (size_t)(end - begin), sizeof *made);
     kvs_extent *extent = seq->extent;
     if (made == NULL) {
         return kvs_fail(seq->cache->device, KVS_ENOMEM, "append: no memory for %llu pages", (kvs_ull)(end - begin));

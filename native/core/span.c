@@ -286,7 +286,7 @@ kvs_status kvs_attend_run(kvs_device *device, const kvs_attend_desc *desc)
         return status;
     }
     const kvs_span_plan *plan = desc->plan;
-    uint64_t *pages = plan->n_pages > SIZE_MAX ? NULL : kvs_array_alloc((size_t)plan->n_pages, sizeof *pages);
+    uint64_t *pages = plan->n_pages > SIZE_MAX ? NULL : kvs_array_alloc(plan->device, (size_t)plan->n_pages, sizeof *pages);
     if (pages == NULL) {
         return kvs_fail(device, KVS_ENOMEM, "attention: no memory for a table of %llu pages", (kvs_ull)plan->n_pages);
     }

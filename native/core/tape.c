@@ -55,7 +55,7 @@ static kvs_status grow(kvs_tape *tape, void **items, uint32_t n_items, size_t it
     if (n_items != 0 && (n_items & (n_items - 1)) != 0) {
         return KVS_OK;
     }
-    void *larger = kvs_array_alloc(n_items == 0 ? 1 : (size_t)n_items * 2, item_bytes);
+    void *larger = kvs_array_alloc(tape->device, n_items == 0 ? 1 : (size_t)n_items * 2, item_bytes);
     if (larger == NULL) {
         return kvs_fail(tape->device, KVS_ENOMEM, "no memory to lengthen a tape of %u items", n_items);
     }

@@ -50,6 +50,8 @@ class HookPoint(enum.IntEnum):
     COPY = lib.KVS_HOOK_COPY
     FENCE = lib.KVS_HOOK_FENCE
     OP = lib.KVS_HOOK_OP
+    SUBMIT = lib.KVS_HOOK_SUBMIT
+    FILE = lib.KVS_HOOK_FILE
 
 
 MAX_THREADS = 256
@@ -142,6 +144,10 @@ class Device(Handle):
         handle = ffi.new_handle(hook)
         check(lib.kvs_device_set_hook(self.ptr, lib.kvs_py_hook, handle), self.ptr)
         self._hook_handle = handle
+
+    def before_file(self) -> None:
+        """Let the hook strike before a file is read. Raises what it answers."""
+        check(lib.kvs_device_ask_hook(self.ptr, lib.KVS_HOOK_FILE), self.ptr)
 
     def set_chooser(self, chooser: Chooser | None) -> None:
         """Deferred mode: let ``chooser`` state the order of copies, or the seed again."""

@@ -11,6 +11,7 @@ from pykvstream.core.device import Device
 from pykvstream.core.tape import Weight, WeightLayout
 from pykvstream.errors import FormatError, Unsupported
 from pykvstream.gguf import GgufFile, TensorInfo
+from pykvstream.gguf.metadata import Bytes
 from pykvstream.models.config import ModelConfig
 
 Progress = Callable[[str, int], None]
@@ -49,11 +50,15 @@ class FileWeights:
         if key not in self._made:
             info = self._file.tensor(name)
             n, k = self.shape(name)
-            rows = None if self._declared else self._file.tensor_data(name)
+            rows = None if self._declared else self._read(name)
             self._made[key] = Weight(self._device, info.type.id, k, n, rows, layout)
             if self._progress is not None and layout is WeightLayout.PANELS:
                 self._progress(name, info.nbytes)
         return self._made[key]
+
+    def _read(self, name: str) -> Bytes:
+        self._device.before_file()
+        return self._file.tensor_data(name)
 
     @property
     def device_bytes(self) -> int:

@@ -50,7 +50,7 @@ static kvs_copy copy_in(bench *b, uint64_t host_page, uint64_t device_page)
 
 static kvs_status submit(bench *b, const kvs_copy *copy)
 {
-    return b->view.backend->copy_submit(b->view.self, copy);
+    return b->view.backend->copy_submit_many(b->view.self, copy, 1);
 }
 
 static kvs_status wait(bench *b, const _Atomic uint64_t *counter, uint64_t value, const _Atomic int *failed)
@@ -218,7 +218,7 @@ static void test_failing_copy_ends_its_entry(uint32_t flags)
 {
     bench b;
     open_bench(&b, flags, 7);
-    verdict v = {.at = N_PAGES, .answer = KVS_EIO};
+    verdict v = {.at = 0, .answer = KVS_EIO};
     CHECK_OK(kvs_device_set_hook(b.device, judge, &v));
     kvs_copy copy = copy_in(&b, 0, 0);
     copy.done = &b.done;
@@ -245,7 +245,7 @@ static void test_skipped_copy_reports_success_and_moves_nothing(uint32_t flags)
 {
     bench b;
     open_bench(&b, flags, 8);
-    verdict v = {.at = N_PAGES, .answer = KVS_PENDING};
+    verdict v = {.at = 0, .answer = KVS_PENDING};
     CHECK_OK(kvs_device_set_hook(b.device, judge, &v));
     kvs_copy copy = copy_in(&b, 0, 0);
     copy.done = &b.done;

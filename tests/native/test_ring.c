@@ -257,7 +257,7 @@ static void test_cancel_frees_every_slot_and_goes_on_counting(uint32_t flags)
 static int fail_tenth_in(void *user, int point, uint64_t index)
 {
     (void)user;
-    return point == KVS_HOOK_COPY && index == N_HISTORY + 2 ? KVS_ENOMEM : 0;
+    return point == KVS_HOOK_COPY && index == 2 ? KVS_ENOMEM : 0;
 }
 
 static void test_failed_copy_poisons_until_cancelled(uint32_t flags)

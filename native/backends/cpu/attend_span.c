@@ -27,7 +27,7 @@ kvs_status kvs_cpu_attend_plan(kvs_threads *threads, uint32_t isa, const kvs_att
         return kvs_fail(NULL, KVS_EOVERFLOW, "attention of %u rows and %u heads does not fit", n_query_rows,
                         desc->n_query_heads);
     }
-    void *memory = kvs_array_alloc((size_t)bytes + ALIGNMENT, 1);
+    void *memory = kvs_array_alloc(NULL, (size_t)bytes + ALIGNMENT, 1);
     if (memory == NULL) {
         return kvs_fail(NULL, KVS_ENOMEM, "need %llu bytes for attention", (kvs_ull)bytes);
     }

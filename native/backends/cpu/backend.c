@@ -80,11 +80,6 @@ static void host_free(void *self, uint64_t host_base, uint64_t bytes)
     kvs_copy_engine_host_free(((struct cpu *)self)->copies, host_base, bytes);
 }
 
-static kvs_status copy_submit(void *self, const kvs_copy *copy)
-{
-    return kvs_copy_engine_submit(((struct cpu *)self)->copies, copy);
-}
-
 static kvs_status copy_submit_many(void *self, const kvs_copy *copies, uint32_t n_copies)
 {
     return kvs_copy_engine_submit_many(((struct cpu *)self)->copies, copies, n_copies);
@@ -238,7 +233,6 @@ static const kvs_backend TABLE = {
     .device_fill_nan = device_fill_nan,
     .host_alloc = host_alloc,
     .host_free = host_free,
-    .copy_submit = copy_submit,
     .copy_submit_many = copy_submit_many,
     .wait_counter = wait_counter,
     .gate_advanced = gate_advanced,

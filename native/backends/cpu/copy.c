@@ -402,11 +402,6 @@ kvs_status kvs_copy_engine_submit_many(kvs_copy_engine *engine, const kvs_copy *
     return KVS_OK;
 }
 
-kvs_status kvs_copy_engine_submit(kvs_copy_engine *engine, const kvs_copy *copy)
-{
-    return kvs_copy_engine_submit_many(engine, copy, 1);
-}
-
 bool kvs_copy_engine_help(kvs_copy_engine *engine)
 {
     return kvs_copy_share_help(&engine->share);

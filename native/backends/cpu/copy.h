@@ -33,7 +33,6 @@ kvs_status kvs_copy_engine_host_alloc(kvs_copy_engine *engine, uint64_t n_bytes,
 void kvs_copy_engine_host_free(kvs_copy_engine *engine, uint64_t host_base, uint64_t n_bytes);
 
 /* All or none. errors: EINVAL no such host memory or nothing to copy; ENOSPACE outside of it; ENOMEM */
-kvs_status kvs_copy_engine_submit(kvs_copy_engine *engine, const kvs_copy *copy);
 kvs_status kvs_copy_engine_submit_many(kvs_copy_engine *engine, const kvs_copy *copies, uint32_t n_copies);
 
 /* Wait until *counter >= value; what the copies up to there wrote is visible then.

@@ -170,11 +170,6 @@ static kvs_status copy_submit_many(void *self, const kvs_copy *copies, uint32_t 
     return status;
 }
 
-static kvs_status copy_submit(void *self, const kvs_copy *copy)
-{
-    return copy_submit_many(self, copy, 1);
-}
-
 static kvs_status wait_counter(void *self, const _Atomic uint64_t *counter, uint64_t value, const _Atomic int *failed)
 {
     lock(self);
@@ -357,7 +352,6 @@ static const kvs_backend TABLE = {
     .device_fill_nan = device_fill_nan,
     .host_alloc = host_alloc,
     .host_free = host_free,
-    .copy_submit = copy_submit,
     .copy_submit_many = copy_submit_many,
     .wait_counter = wait_counter,
     .counter_seen = counter_seen,
