@@ -51,14 +51,14 @@ static inline void put_half(uint8_t *bytes, float value)
     memcpy(bytes, &half, 2);
 }
 
-/* Give a block of a quantized type the scale `half` (bits of a float16). Types with 8-bit scales get one made of its top
- * bits. */
+/* Give a block of a quantized type the scale `half` (bits of a float16). Types with 8-bit scales get an ordinary one
+ * made of some of its bits. */
 static inline void put_scale(int type, uint8_t *block, uint16_t half)
 {
     int scale, minimum;
     half_places(type, &scale, &minimum);
     if (type == KVS_TYPE_MXFP4) {
-        block[0] = (uint8_t)(half >> 7);
+        block[0] = (uint8_t)(112 + (half >> 7 & 15)); /* 2^-16 to 2^-1 */
     } else if (type == KVS_TYPE_NVFP4) {
         block[half % 4] = (uint8_t)(half >> 7);
     } else if (type == KVS_TYPE_IQ1_M) {
