@@ -10,6 +10,7 @@ rarely near ties.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod, sqrt
 
@@ -60,12 +61,16 @@ def write_random_model(
     weight_type: GgmlType = GgmlType.F32,
     tied: bool = False,
     rope_base: float = 10000.0,
+    scale: float | None = None,
+    extra: Mapping[str, npt.ArrayLike] | None = None,
     seed: int = 0,
 ) -> None:
     """Write a model of ``arch`` ("llama" or "qwen3") whose matrices are of ``weight_type`` and norms F32.
 
     ``head_dim`` is ``n_embd // n_heads`` unless given. Row lengths (``n_embd``, ``n_heads * head_dim``,
-    ``n_ff``) must be whole blocks of ``weight_type``. The same arguments give the same bytes.
+    ``n_ff``) must be whole blocks of ``weight_type``. With ``scale`` every matrix but the embedding is divided
+    by it and has a ``.scale`` tensor that multiplies its outputs again. ``extra`` tensors are F32. The same
+    arguments give the same bytes.
     """
     if arch not in ("llama", "qwen3"):
         raise ValueError(f"no random models of {arch!r}")
@@ -81,6 +86,9 @@ def write_random_model(
 
     def matrix(name: str, n_in: int, n_out: int, deviation: float | None = None) -> None:
         std = 1 / sqrt(n_in) if deviation is None else deviation
+        if scale is not None and name != "token_embd":
+            std /= scale
+            writer.add_tensor(f"{name}.scale", np.array([scale], np.float32))
         data = random_tensor_bytes(rng, (n_in, n_out), weight_type, std)
         writer.add_tensor(f"{name}.weight", data, weight_type, (n_in, n_out))
 
@@ -105,6 +113,8 @@ def write_random_model(
         matrix(f"{block}.ffn_gate", n_embd, n_ff)
         matrix(f"{block}.ffn_up", n_embd, n_ff)
         matrix(f"{block}.ffn_down", n_ff, n_embd)
+    for name, values in (extra or {}).items():
+        writer.add_tensor(name, np.asarray(values, np.float32))
     writer.write(path)
 
 

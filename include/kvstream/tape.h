@@ -113,6 +113,10 @@ typedef struct kvs_pass_desc {
  * errors: EINVAL; EUNSUPPORTED type; ENOMEM */
 kvs_status kvs_weight_create(kvs_device *device, int type, uint64_t k, uint64_t n, const void *rows, uint32_t layout,
                              kvs_weight **weight);
+/* Numbers that multiply what a matmul with the weight gives, before anything is added to it: output row r is multiplied by
+ * number r / (n / n_scales). shape: scales [n_scales], copied. Tapes that are bound already do not see them. thread: owner.
+ * errors: EINVAL a weight of ROWS layout, n_scales that does not divide n, a number that is not finite; ENOMEM */
+kvs_status kvs_weight_set_scales(kvs_weight *weight, const float *scales, uint64_t n_scales);
 /* thread: any. NULL is ignored */
 void kvs_weight_release(kvs_weight *weight);
 /* Device bytes it takes or, declared only, would take (0 for borrowed rows). thread: any. errors: EINVAL */

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+
 from pykvstream.core.device import Device
 from pykvstream.core.tape import Weight, WeightLayout
 from pykvstream.errors import FormatError, Unsupported
@@ -51,10 +53,21 @@ class FileWeights:
             info = self._file.tensor(name)
             n, k = self.shape(name)
             rows = None if self._declared else self._read(name)
-            self._made[key] = Weight(self._device, info.type.id, k, n, rows, layout)
+            scales = self._scales(name) if layout is WeightLayout.PANELS else ()
+            self._made[key] = Weight(self._device, info.type.id, k, n, rows, layout, scales)
             if self._progress is not None and layout is WeightLayout.PANELS:
                 self._progress(name, info.nbytes)
         return self._made[key]
+
+    def _scales(self, name: str) -> tuple[float, ...]:
+        """What the output of a matmul with the tensor is multiplied by; files of 4-bit floats have it beside them."""
+        scale = _companion(name, "scale")
+        if self._declared or scale not in self._file.tensors:
+            return ()
+        values = self._read(scale).view("<f4")
+        if not np.isfinite(values).all():
+            raise FormatError("the scale of a tensor is not finite", key=scale)
+        return tuple(float(value) for value in values)
 
     def _read(self, name: str) -> Bytes:
         self._device.before_file()
@@ -98,15 +111,31 @@ def check_tensors(file: GgufFile, config: ModelConfig) -> None:
         "rope_freqs": (config.n_rot // 2,),
     }
     expected = config.tensor_names
+    scaled = {name for name in expected if len(shapes[_part(name)]) == 2} - {"token_embd.weight"}
+    scales = {_companion(name, "scale") for name in scaled}
+    # Ranges of inputs, for engines that quantize them to 4 bits; they do not change what the weights mean.
+    unused = {_companion(name, "input_scale") for name in scaled}
     for name in file.tensors:
-        if name not in expected:
+        if name in scales:
+            _check_shape(file.tensor(name), (1,))
+        elif name not in expected and name not in unused:
             raise Unsupported(f"tensor {name!r} has no place in architecture {config.architecture!r}")
     for name in sorted(expected):
         if name not in file.tensors:
             if name in ("output.weight", "rope_freqs.weight"):
                 continue
             raise FormatError("the tensor is missing", key=name)
-        _check_shape(file.tensor(name), shapes[name.removesuffix(".weight").split(".")[-1]])
+        _check_shape(file.tensor(name), shapes[_part(name)])
+
+
+def _part(name: str) -> str:
+    """``"attn_q"`` of ``"blk.3.attn_q.weight"``."""
+    return name.removesuffix(".weight").split(".")[-1]
+
+
+def _companion(name: str, suffix: str) -> str:
+    """``"blk.3.attn_q.scale"`` of ``"blk.3.attn_q.weight"``."""
+    return f"{name.removesuffix('.weight')}.{suffix}"
 
 
 def _check_shape(info: TensorInfo, shape: tuple[int, ...]) -> None:

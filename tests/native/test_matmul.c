@@ -162,6 +162,50 @@ static void test_matmul_fused_steps_keep_the_bits(void)
     free_matrix(&up);
 }
 
+/* Runs of 14 outputs have a scale each, so they end inside panels. */
+static void test_matmul_scales_multiply_sums_before_the_bias(void)
+{
+    enum { K = 288, N = 42 };
+    static const float scales[3] = {0.3f, -1.7f, 1e-3f};
+    matrix gate = make_matrix(KVS_TYPE_Q4_1, K, N, 1);
+    matrix up = make_matrix(KVS_TYPE_Q8_0, K, N, 2);
+    float x[3 * K], bias[N], plain[3 * N], out[3 * N], expected[3 * N], up_out[3 * N];
+    fill_floats(x, 3 * K, 3);
+    fill_floats(bias, N, 6);
+    kvs_matmul_desc desc = describe(&gate, x, 3, plain);
+    CHECK_OK(kvs_matmul_run(pools[2], KVS_ISA_REFERENCE, &desc));
+    kvs_matmul_desc up_desc = describe(&up, x, 3, up_out);
+    CHECK_OK(kvs_matmul_run(pools[2], KVS_ISA_REFERENCE, &up_desc));
+    desc.part[0].out = out;
+    desc.part[0].bias = bias;
+    desc.part[0].scales = scales;
+    desc.part[0].n_scales = 3;
+    for (uint32_t isa = KVS_ISA_REFERENCE; isa <= kvs_cpu_isa_detect(); isa++) {
+        CHECK_OK(kvs_matmul_run(pools[2], isa, &desc));
+        for (uint32_t i = 0; i < 3 * N; i++) {
+            const float scaled = plain[i] * scales[i % N / 14];
+            expected[i] = scaled + bias[i % N];
+        }
+        CHECK(same_values(out, expected, 3 * N));
+    }
+    desc.part[0].bias = NULL;
+    desc.part[1] = (kvs_matmul_part){.type = up.type, .n = N, .panels = up.panels, .scales = scales, .n_scales = 1};
+    desc.n_parts = 2;
+    desc.epilogue = KVS_EPILOGUE_SWIGLU;
+    for (uint32_t isa = KVS_ISA_REFERENCE; isa <= kvs_cpu_isa_detect(); isa++) {
+        CHECK_OK(kvs_matmul_run(pools[2], isa, &desc));
+        for (uint32_t i = 0; i < 3 * N; i++) {
+            const double y = (double)plain[i] * (double)scales[i % N / 14];
+            const double product = y / (1 + exp(-y)) * (double)up_out[i] * (double)scales[0];
+            CHECK(fabs((double)out[i] - product) <= 1e-6 * fabs(product));
+        }
+    }
+    desc.part[0].n_scales = 4;
+    CHECK_STATUS(kvs_matmul_run(pools[1], KVS_ISA_REFERENCE, &desc), KVS_EINVAL);
+    free_matrix(&gate);
+    free_matrix(&up);
+}
+
 static void test_matmul_parts_equal_separate_matmuls(void)
 {
     const uint64_t k = 256;
@@ -410,6 +454,7 @@ int main(void)
     workspace = aligned_alloc(64, workspace_bytes);
     test_matmul_bits_do_not_depend_on_rows_threads_or_isa();
     test_matmul_fused_steps_keep_the_bits();
+    test_matmul_scales_multiply_sums_before_the_bias();
     test_matmul_parts_equal_separate_matmuls();
     test_matmul_is_near_the_float64_sum();
     test_matmul_hostile_values_are_equal_everywhere();

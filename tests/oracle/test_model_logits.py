@@ -154,6 +154,21 @@ def test_quantized_models_follow_the_float64_forward(models: Path, arch: str, ki
 
 
 @pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("kind", [GgmlType.F32, GgmlType.NVFP4], ids=lambda kind: kind.name)
+def test_scale_tensors_multiply_what_matrices_give(tmp_path: Path, arch: str, kind: GgmlType) -> None:
+    """Weights divided by a power of two under a scale of the same power: every sum is the same number, shifted.
+
+    The powers are below one, so that no 8-bit scale becomes subnormal.
+    """
+    logits = []
+    for scale in (None, 0.25, 0.0625):
+        path = tmp_path / f"{scale}.gguf"
+        write_random_model(path, arch=arch, n_embd=128, n_ff=192, weight_type=kind, scale=scale)
+        logits.append(engine_logits(path).tobytes())
+    assert logits[0] == logits[1] == logits[2]
+
+
+@pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("rotation", [True, False], ids=["rotated", "plain"])
 @pytest.mark.parametrize("kv", KV_TYPES, ids=lambda kind: kind.name)
 def test_a_history_type_costs_no_more_than_its_bits(models: Path, arch: str, kv: GgmlType, rotation: bool) -> None:

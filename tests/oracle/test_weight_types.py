@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from pykvstream.core.arena import Arena
 from pykvstream.core.device import Device, Isa
 from pykvstream.core.tape import Binding, CancelFlag, Op, OpCode, Tape, TensorKind, Weight, WeightLayout
+from pykvstream.errors import InvalidArgument
 from pykvstream.gguf.codecs import DECODABLE, decode
 from pykvstream.gguf.types import GgmlType
 from tests.blocks import FLOORS_AT, put_halves, put_scales
@@ -66,7 +67,12 @@ def embed(isa: Isa, kind: GgmlType, table: NDArray[np.uint8], tokens: NDArray[np
 
 
 def multiply(
-    isa: Isa, kind: GgmlType, table: NDArray[np.uint8], x: NDArray[np.float32], tokens: NDArray[np.uint32]
+    isa: Isa,
+    kind: GgmlType,
+    table: NDArray[np.uint8],
+    x: NDArray[np.float32],
+    tokens: NDArray[np.uint32],
+    scales: tuple[float, ...] = (),
 ) -> NDArray[np.float32]:
     """Rows ``tokens`` of ``x`` times the transposed weight."""
     rows = np.ascontiguousarray(x).view(np.uint8).reshape(-1)
@@ -74,7 +80,7 @@ def multiply(
         Device(2, isa=isa) as device,
         Tape(device, ROWS, ROWS) as tape,
         Weight(device, GgmlType.F32.id, K, len(x), rows, WeightLayout.ROWS) as source,
-        Weight(device, kind.id, K, N, table, WeightLayout.PANELS) as weight,
+        Weight(device, kind.id, K, N, table, WeightLayout.PANELS, scales) as weight,
     ):
         looked_up = tape.add_tensor(K)
         out = tape.add_tensor(N, kind=TensorKind.OUTPUT)
@@ -127,3 +133,27 @@ def test_matmul_row_does_not_depend_on_the_pass(kind: GgmlType) -> None:
     for row in (0, 4, ROWS - 1):
         alone = multiply(Isa.BEST, kind, table, x, np.array([row], np.uint32))
         np.testing.assert_array_equal(alone[0].view(np.uint32), together[row].view(np.uint32))
+
+
+@pytest.mark.parametrize("n_scales", [1, 4])
+def test_scales_of_a_weight_multiply_equal_runs_of_outputs(n_scales: int) -> None:
+    rng = np.random.default_rng(300)
+    table = random_table(GgmlType.NVFP4, rng)
+    x = rng.standard_normal((ROWS, K), np.float32)
+    tokens = np.arange(ROWS, dtype=np.uint32)
+    scales = rng.standard_normal(n_scales, np.float32)
+    plain = multiply(Isa.BEST, GgmlType.NVFP4, table, x, tokens)
+    scaled = multiply(Isa.BEST, GgmlType.NVFP4, table, x, tokens, tuple(map(float, scales)))
+    np.testing.assert_array_equal(scaled, plain * np.repeat(scales, N // n_scales))
+
+
+def test_scales_that_do_not_fit_a_weight_are_refused() -> None:
+    table = random_table(GgmlType.F32, np.random.default_rng(301))
+    with Device(1) as device:
+        for layout, scales in (
+            (WeightLayout.PANELS, (1.0, 2.0, 3.0)),
+            (WeightLayout.PANELS, (float("inf"),)),
+            (WeightLayout.ROWS, (1.0,)),
+        ):
+            with pytest.raises(InvalidArgument, match="scale"):
+                Weight(device, GgmlType.F32.id, K, N, table, layout, scales)

@@ -86,6 +86,8 @@ static kvs_status run_matmul(const struct call *c)
         desc.part[i] = (kvs_matmul_part){.type = op->weights[i]->type,
                                          .n = op->weights[i]->n,
                                          .panels = weight_data(c, i),
+                                         .scales = op->weights[i]->scales,
+                                         .n_scales = op->weights[i]->n_scales,
                                          .out = has_out ? out_data(c, i) : NULL,
                                          .out_stride = has_out ? op->out[i].cols : 0};
     }
