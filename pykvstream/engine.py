@@ -130,6 +130,7 @@ class Model:
 
     @property
     def config(self) -> ModelConfig:
+        """What the file says about the model's shape."""
         return self._target.blueprint.config
 
     @property
@@ -144,6 +145,7 @@ class Model:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
+        """The vocabulary inside the file, read when first asked for."""
         self._device.before_file()
         return Tokenizer.from_metadata(self._file.metadata, self.config.n_vocab)
 
@@ -223,10 +225,12 @@ class Session:
 
     @property
     def ctx_size(self) -> int:
+        """Most tokens that this conversation can hold."""
         return self._core.ctx_tokens
 
     @property
     def stats(self) -> SessionStats:
+        """Tokens, bytes and rates since the session was made."""
         return self._core.stats
 
     def forward(

@@ -48,6 +48,7 @@ class SessionStats:
     decode_tokens_per_s: float
 
     def as_dict(self) -> dict[str, int | float]:
+        """All figures by name, derived ones too."""
         return asdict(self)
 
 
