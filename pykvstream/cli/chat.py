@@ -22,6 +22,7 @@ from pykvstream.engine import Model, Piece, Session
 from pykvstream.errors import ContextFull, KvStreamError
 from pykvstream.sampling import SamplingParams
 from pykvstream.text.chat import ChatTemplate
+from pykvstream.text.prompt import ChatSetting
 
 _PROMPT = "> "
 _MORE = ". "
@@ -158,6 +159,8 @@ def run(options: ChatOptions) -> int:
     first = read_prompt(options.prompt)
     with open_model(options.model, options.output.progress) as model:
         template = read_template(model, options.prompt) or model.chat_template
+        # What the template does not know is refused before anybody types.
+        ChatSetting(template, None, options.prompt.reasoning, options.prompt.variables)
         params = params_for(model, options.generation)
         with model.session(seed=options.generation.seed) as session:
             conversation = Conversation(options, model, session, params, template)

@@ -66,7 +66,7 @@ def cut(text: str, points: Sequence[int]) -> list[str]:
 @given(hostile_text, st.lists(st.integers(0, 300), max_size=12), starts, schemas)
 @settings(max_examples=1500, deadline=None)
 @example("</think>\n\nx", [3], Start.REASONING, None)
-@example("t<tool_call>\n<function=f>\n<parameter=s>\n#include\n\n</parameter>\n</function>\n", [1], Start.REASONING, SCHEMAS)
+@example("t<tool_call>\n<function=f>\n<parameter=s>\n#include\n\n</parameter>\n", [1], Start.REASONING, SCHEMAS)
 def test_any_pieces_and_single_characters_give_the_deltas_of_the_whole(
     text: str, points: list[int], start: Start, tools: ToolSchemas | None
 ) -> None:
