@@ -164,7 +164,8 @@ class Tree:
         return self.pytest([sabotage.catcher], CATCHER_S)
 
     def pytest(self, arguments: Sequence[str], limit_s: float) -> End:
-        return self._run([sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--tb=short", *arguments], limit_s)
+        options = ("-x", "--tb=short", "-p", "no:cacheprovider")
+        return self._run([sys.executable, "-m", "pytest", *options, *arguments], limit_s)
 
     def run_fast_suite(self) -> End:
         """Run every test but the slow ones and end with the first that notices something."""
@@ -174,7 +175,7 @@ class Tree:
         if end.kind != "passes":
             return end
         spread = ["-n", str(self._jobs)] if self._jobs > 1 else []
-        return self.pytest([*spread, "-x", "-m", "not slow", f"--ignore={BESIDE_THE_POINT}", "tests"], SUITE_S)
+        return self.pytest([*spread, "-m", "not slow", f"--ignore={BESIDE_THE_POINT}", "tests"], SUITE_S)
 
     def _run(self, command: Sequence[str], limit_s: float) -> End:
         # The tree before everything, an editable install of the original too.
@@ -200,12 +201,14 @@ class Tree:
             if isinstance(error, subprocess.TimeoutExpired):
                 return End("hangs", f"after {limit_s} s")
             raise
+        complaint = _first_complaint(output)
         if running.returncode == 0:
             return End("passes")
+        # A C test goes on after a check that failed, and may then fall over what it has found.
+        if running.returncode == 1 or (running.returncode < 0 and complaint):
+            return End("fails", complaint)
         if running.returncode < 0:
             return End("crashes", f"signal {-running.returncode}")
-        if running.returncode == 1:
-            return End("fails", _first_complaint(output))
         return End(f"cannot run ({running.returncode})", output[-2000:])
 
 
@@ -219,11 +222,11 @@ def _files() -> Iterator[Path]:
 
 
 def _first_complaint(output: str) -> str:
-    """Return the line in which a test says what it found."""
+    """Return the line in which a test says what it found: of a C test, of pytest, or which C test meson saw fail."""
     for line in output.splitlines():
         if ": failed: " in line:
             return line.partition(": failed: ")[2]
-        if line.startswith("E  "):
+        if line.startswith("E  ") or " FAIL " in line:
             return line.removeprefix("E").strip()
     return ""
 
@@ -307,7 +310,7 @@ def main() -> int:
     survivors = sum(not verdict.is_caught for verdict in verdicts)
     elsewhere = sum(verdict.is_caught and not verdict.is_expected for verdict in verdicts)
     seconds = time.perf_counter() - begin
-    print(f"{len(verdicts) - survivors} caught, {elsewhere} of them by another test than expected; {survivors} survived")
+    print(f"{len(verdicts) - survivors} caught ({elsewhere} by another test than expected), {survivors} survived")
     print(f"all of it: {seconds:.0f} s")
     return 1 if survivors else 0
 

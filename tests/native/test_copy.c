@@ -84,6 +84,36 @@ static void test_pieces_keep_their_strides(uint32_t flags)
     close_bench(&b);
 }
 
+/* Long copies may be moved by several threads, in chunks of which the last is short. */
+static void test_a_long_copy_arrives_whole(uint32_t flags)
+{
+    enum { LONG = (1 << 20) + 4096 + 8 };
+    static uint8_t expected[LONG];
+    kvs_device *device = rig_device(flags, 4);
+    const struct kvs_device_view view = kvs_device_backend(device);
+    kvs_host *host = NULL;
+    kvs_buffer *buffer = NULL;
+    CHECK_OK(kvs_host_create(device, LONG, &host));
+    CHECK_OK(kvs_buffer_create(device, LONG, 64, &buffer));
+    for (uint32_t i = 0; i < LONG; i++) {
+        expected[i] = (uint8_t)(i % 251);
+    }
+    CHECK_OK(kvs_host_write_wait(host, 0, expected, LONG));
+    _Atomic uint64_t done = 0;
+    const kvs_copy copy = {.host_base = kvs_host_base(host),
+                           .device_address = kvs_buffer_address(buffer),
+                           .n_bytes = LONG,
+                           .n_pieces = 1,
+                           .done = &done,
+                           .done_value = 1};
+    CHECK_OK(view.backend->copy_submit_many(view.self, &copy, 1));
+    CHECK_OK(view.backend->wait_counter(view.self, &done, 1, NULL));
+    CHECK(memcmp(rig_bytes(kvs_buffer_address(buffer)), expected, LONG) == 0);
+    kvs_buffer_release(buffer);
+    kvs_host_release(host);
+    rig_close(device);
+}
+
 static void test_out_then_in_returns_the_bytes(uint32_t flags)
 {
     bench b;
@@ -351,6 +381,7 @@ int main(void)
                               KVS_DEVICE_DEFERRED | KVS_DEVICE_STRICT_HISTORY};
     for (uint32_t i = 0; i < 4; i++) {
         test_pieces_keep_their_strides(modes[i]);
+        test_a_long_copy_arrives_whole(modes[i]);
         test_out_then_in_returns_the_bytes(modes[i]);
         test_gate_holds_one_queue_only(modes[i]);
         test_queue_is_first_in_first_out(modes[i]);

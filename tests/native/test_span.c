@@ -107,6 +107,22 @@ static void test_plan_keeps_its_leases(void)
     rig_close(b.device);
 }
 
+static void test_plan_keeps_every_one_of_its_leases(void)
+{
+    bench b;
+    open_bench(&b);
+    kvs_lease *second = rig_lease(b.device, N_RECORDS * b.record_bytes);
+    b.spans[1].lease = second;
+    kvs_span_plan *plan = NULL;
+    CHECK_OK(kvs_span_plan_make(b.device, &b.desc, &plan));
+    const uint64_t live = rig_info(b.device).live_objects;
+    kvs_lease_release(second);
+    kvs_lease_release(b.lease);
+    CHECK_U64(rig_info(b.device).live_objects, live);
+    kvs_span_plan_release(plan);
+    rig_close(b.device);
+}
+
 static void test_numbers_are_refused(void)
 {
     bench b;
@@ -236,6 +252,7 @@ int main(void)
 {
     test_page_table_is_in_logical_order();
     test_plan_keeps_its_leases();
+    test_plan_keeps_every_one_of_its_leases();
     test_numbers_are_refused();
     test_partition_is_exact();
     test_leases_and_ranges_are_checked();
