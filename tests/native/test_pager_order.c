@@ -26,6 +26,18 @@ static void test_a_truncation_leaves_no_copy_under_way(void)
     close_bench(&b);
 }
 
+/* Whoever gets the pool next may write to it at once. */
+static void test_a_pool_is_given_back_with_no_copy_under_way(void)
+{
+    bench b;
+    open_bench(&b, KVS_DEVICE_DEFERRED);
+    take_pass(&b, b.seq, 10, 10);
+    CHECK_OK(kvs_pager_detach(b.pager));
+    CHECK_U64(run_all_copies(&b), 0);
+    check_history(&b, b.seq);
+    close_bench(&b);
+}
+
 /* The slots of pages that nobody read may change hands after the pass, and a copy that failed must be heard of. */
 static void test_a_pass_does_not_end_before_its_pages_have_come(void)
 {
@@ -117,6 +129,7 @@ int main(void)
         test_a_page_loaded_behind_the_pager_is_brought_anew(modes[i]);
     }
     test_a_truncation_leaves_no_copy_under_way();
+    test_a_pool_is_given_back_with_no_copy_under_way();
     test_a_pass_does_not_end_before_its_pages_have_come();
     test_a_page_that_history_does_not_have_is_not_streamed();
     return check_finish();
