@@ -313,6 +313,16 @@ class TestTurns:
         talk.say(user("two"), answer="x")
         assert talk.text == f"{USER.format('one')}First.<|im_end|>\n{USER.format('two')}<think>\nx"
 
+    def test_what_a_lost_turn_took_away_comes_back_even_where_turns_are_appended(self) -> None:
+        talk = Conversation(setting())
+        talk.say(user("one"), answer="thought\n</think>\n\nFirst.<|im_end|>")
+        talk.tokens = talk.tokens[: talk.turn(user("never")).n_kept]
+        talk.transcript.cut()
+        talk.wanted = setting(Reasoning(preserve=True))
+        talk.say(user("two"), answer="x")
+        said = f"{USER.format('one')}<think>\nthought\n</think>\n\nFirst.<|im_end|>\n"
+        assert talk.text == f"{said}{USER.format('two')}<think>\nx"
+
     def test_tokens_from_elsewhere_are_kept_and_a_turn_is_appended(self) -> None:
         talk = Conversation(setting())
         talk.say(user("one"), answer="thought\n</think>\n\nFirst.<|im_end|>")
