@@ -502,7 +502,7 @@ kvs_status kvs_seq_read_page_wait(kvs_seq *seq, uint32_t layer, uint64_t page, v
 
 /* A column is read layer by layer; until the last one it holds a mixture that nobody may use. Its bytes change: what a device
  * holds under the old id is no longer this page. */
-static void begin_loading(kvs_cache *cache, kvs_page *column, uint64_t rows)
+static void begin_loading(kvs_cache *cache, kvs_page *column, uint32_t layer, uint64_t rows)
 {
     column->published_rows = 0;
     if (column->n_loaded == 0) {
@@ -512,14 +512,15 @@ static void begin_loading(kvs_cache *cache, kvs_page *column, uint64_t rows)
         memset(column->is_loaded, 0, cache->n_layers);
     }
     column->loading_rows = rows;
+    /* A copy that fails may leave half a record where a whole one was. */
+    column->n_loaded -= column->is_loaded[layer];
+    column->is_loaded[layer] = 0;
 }
 
-static void note_loaded(kvs_seq *seq, uint32_t layer, uint64_t page)
+static void note_loaded(kvs_seq *seq, kvs_page *column, uint32_t layer, uint64_t page)
 {
-    kvs_page *column = seq->pages[page];
-    column->n_loaded += column->is_loaded[layer] == 0;
     column->is_loaded[layer] = 1;
-    if (column->n_loaded != seq->cache->n_layers) {
+    if (++column->n_loaded != seq->cache->n_layers) {
         return;
     }
     column->published_rows = column->loading_rows;
@@ -548,14 +549,14 @@ kvs_status kvs_seq_write_page_wait(kvs_seq *seq, uint32_t layer, uint64_t page, 
         return kvs_fail(seq->cache->device, KVS_EBUSY, "page %llu: %u sequences hold it and %u wait for its rows",
                         (kvs_ull)page, column->n_holders, column->n_waiting);
     }
-    begin_loading(seq->cache, column, rows);
+    begin_loading(seq->cache, column, layer, rows);
     seq->generation++;
     kvs_page_view view;
     view_column(column, rows, &view);
     status = kvs_host_write_wait(view.host, kvs_page_host_offset(seq->cache, &view, layer), record,
                                  seq->cache->records[layer].record_bytes);
     if (status == KVS_OK) {
-        note_loaded(seq, layer, page);
+        note_loaded(seq, column, layer, page);
     }
     return status;
 }
