@@ -53,8 +53,8 @@ typedef enum kvs_op_code {
     /* out[0] = cos and sin of each position and pair, [n][u[0] / 2][2]; u[0] rotary values, f64[0] base, f[0] factor of
      * positions; weights[0], if any: u[0] / 2 float32 divisors of the frequencies */
     KVS_OP_ROPE_TABLE = 3,
-    /* rotate the first u[1] values of each head of u[0] values of out[0] by table in[0]; u[2]: 0 pairs (2i, 2i+1),
-     * 1 pairs (i, i + u[1] / 2) */
+    /* rotate the first u[1] values of each head of u[0] values of out[0] by table in[0], another tensor; u[2]: 0 pairs
+     * (2i, 2i+1), 1 pairs (i, i + u[1] / 2) */
     KVS_OP_ROPE = 4,
     /* Walsh-Hadamard over blocks of u[0] values of out[0], in place */
     KVS_OP_HADAMARD = 5,

@@ -165,6 +165,10 @@ static kvs_status check_rope(const struct checker *c)
     if (head == 0 || n_rot == 0 || n_rot > head || n_rot % 2 != 0 || c->op->u[2] > 1) {
         return refuse_text(c, "head size, rotary values or mode out of range");
     }
+    /* Rotation is in place, so a table that is also what it rotates would change under the reader. */
+    if (c->op->in[0] == c->op->out[0]) {
+        return refuse_text(c, "table and rotated rows are the same tensor");
+    }
     kvs_status status = want_tensor(c, c->op->in[0], "table columns", n_rot, KVS_ROWS_PASS);
     if (status == KVS_OK) {
         status = want_tensor(c, c->op->out[0], "columns", 0, KVS_ROWS_PASS);
