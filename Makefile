@@ -19,7 +19,7 @@ SABOTAGE ?=
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .PHONY: help venv build run test test-native test-python deep lint types check sanitize sanitize-asan sanitize-tsan \
-        sanitize-property sabotage embed fuzz bench wheel clean
+        sanitize-property coverage sabotage embed fuzz bench wheel clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -84,6 +84,9 @@ sanitize-property: build ## Python property tests under ASan
 
 sabotage: build ## plant every fault of tests/meta/sabotage and see who notices
 	@$(PY) tools/sabotage.py --jobs $(JOBS) $(SABOTAGE)
+
+coverage: build ## lines of native/core that the tests reach; below 95 per cent it fails
+	@tools/coverage.sh
 
 embed: venv ## install libkvstream under build/prefix and run examples/embed.c against it
 	@tools/embed.sh $(EMBED) $(PREFIX)

@@ -9,11 +9,6 @@ kvs_device *kvs_cache_device(const kvs_cache *cache)
     return cache->device;
 }
 
-uint32_t kvs_cache_layers(const kvs_cache *cache)
-{
-    return cache->n_layers;
-}
-
 const kvs_kv_layer *kvs_cache_layer(const kvs_cache *cache, uint32_t layer)
 {
     return &cache->layers[layer];

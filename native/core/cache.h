@@ -27,14 +27,11 @@ typedef struct kvs_page_view {
 } kvs_page_view;
 
 kvs_device *kvs_cache_device(const kvs_cache *cache);
-uint32_t kvs_cache_layers(const kvs_cache *cache);
 const kvs_kv_layer *kvs_cache_layer(const kvs_cache *cache, uint32_t layer);
 const kvs_record_info *kvs_cache_record(const kvs_cache *cache, uint32_t layer);
 
 kvs_cache *kvs_seq_cache(const kvs_seq *seq);
-uint64_t kvs_seq_ctx_tokens(const kvs_seq *seq);
 uint64_t kvs_seq_committed(const kvs_seq *seq);
-uint64_t kvs_seq_appended(const kvs_seq *seq);
 uint64_t kvs_seq_generation(const kvs_seq *seq);
 uint64_t kvs_seq_pages(const kvs_seq *seq);
 

@@ -11,19 +11,9 @@ kvs_cache *kvs_seq_cache(const kvs_seq *seq)
     return seq->cache;
 }
 
-uint64_t kvs_seq_ctx_tokens(const kvs_seq *seq)
-{
-    return seq->ctx_tokens;
-}
-
 uint64_t kvs_seq_committed(const kvs_seq *seq)
 {
     return seq->committed;
-}
-
-uint64_t kvs_seq_appended(const kvs_seq *seq)
-{
-    return seq->appended;
 }
 
 uint64_t kvs_seq_generation(const kvs_seq *seq)

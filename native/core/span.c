@@ -1,4 +1,4 @@
-#include "core/span.h"
+#include "kvstream/span.h"
 
 #include "core/device.h"
 
@@ -187,36 +187,6 @@ void kvs_span_plan_release(kvs_span_plan *plan)
 }
 
 /* ---- reports ---- */
-
-kvs_device *kvs_span_plan_device(const kvs_span_plan *plan)
-{
-    return plan->device;
-}
-
-const kvs_kv_layer *kvs_span_plan_layer(const kvs_span_plan *plan)
-{
-    return &plan->layer;
-}
-
-const kvs_record_info *kvs_span_plan_record(const kvs_span_plan *plan)
-{
-    return &plan->record;
-}
-
-uint64_t kvs_span_plan_active_tokens(const kvs_span_plan *plan)
-{
-    return plan->active_tokens;
-}
-
-uint64_t kvs_span_plan_pages(const kvs_span_plan *plan)
-{
-    return plan->n_pages;
-}
-
-uint32_t kvs_span_plan_query_rows(const kvs_span_plan *plan)
-{
-    return plan->n_query_rows;
-}
 
 kvs_status kvs_span_plan_get_info(kvs_span_plan *plan, kvs_span_plan_info *info)
 {

@@ -38,4 +38,5 @@ class Reasoning:
 
     @property
     def is_limited(self) -> bool:
+        """Whether the budget ends the reasoning at some token."""
         return self.budget >= 0
