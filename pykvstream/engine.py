@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import NoReturn, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,10 +33,11 @@ from pykvstream.runtime.layout import (
     ArenaPlan,
     arena_bytes_of,
     recommended_arena_bytes,
+    require_callable,
     require_int,
 )
 from pykvstream.runtime.session import ForwardProgress, LogitsWanted, SessionStats, TokenSession
-from pykvstream.runtime.target import Blueprint, MemoryReport, Phase, Progress, Target, TargetOptions
+from pykvstream.runtime.target import Blueprint, MemoryReport, Phase, Progress, Target, TargetOptions, require_token_ids
 from pykvstream.sampling import Sampler, SamplerState, SamplingParams, fork_seed
 from pykvstream.text.chat import ChatTemplate, encode_chat, with_bos
 from pykvstream.text.deltas import Answer, Delta
@@ -77,7 +78,11 @@ class Piece:
 
 
 class Model:
-    """A model on a device. Made by ``Model.open``; closed by ``close`` or ``with``."""
+    """A model on a device. Made by ``Model.open``; closed by ``close`` or ``with``.
+
+    It belongs to the process that opened it. After ``os.fork`` the child may drop it, but its threads are not there:
+    sessions raise ``Unsupported`` and ``close`` does nothing. Open models after the fork.
+    """
 
     def __init__(self, path: Path, file: GgufFile, device: Device, target: Target) -> None:
         self.path = path
@@ -109,11 +114,17 @@ class Model:
         ``ubatch_size``: rows of a prompt pass. ``threads``: 0 for one per core.
         ``progress(tensor name, bytes)`` is called for each weight that was loaded.
 
+        The file stays mapped and must not change until ``close``. One that has been cut is refused with
+        ``DeviceError`` by the next call; cutting it while a call reads it ends the process with SIGBUS.
+
         Raises ``NotFound``, ``FormatError``, ``Unsupported``, ``NoSpace`` (with the smallest arena that works) or
         ``HostMemoryError``.
         """
         if device != "cpu":
             raise Unsupported(f"device {device!r} is not supported; supported: cpu")
+        if not isinstance(kv_rotation, bool):
+            raise InvalidArgument(f"kv_rotation must be True or False, got {kv_rotation!r}")
+        require_callable("progress", progress)
         where = find_model(path)
         file = GgufFile.open(where)
         core: Device | None = None
@@ -155,6 +166,7 @@ class Model:
     def tokenizer(self) -> Tokenizer:
         """The vocabulary inside the file, read when first asked for."""
         self._device.before_file()
+        self._file.require_whole()
         return Tokenizer.from_metadata(self._file.metadata, self.config.n_vocab)
 
     @cached_property
@@ -213,12 +225,23 @@ class Model:
         self._target.check_integrity()
 
     def close(self) -> None:
-        """Give everything back; sessions first, if they still exist. A second call does nothing."""
-        if not self._closed:
-            self._closed = True
-            self._target.close()
-            self._device.close()
-            self._file.close()
+        """Give everything back, now or when its sessions have been closed. A second call does nothing.
+
+        A call at work in another thread is cancelled and waited for; whatever its sessions are asked from then on
+        raises ``Closed``. Raises ``Busy`` inside a call, as from ``on_progress``. In a fork it does nothing.
+        """
+        if self._closed or self._target.is_forked:
+            return
+        self._target.stop()
+        with self._target.turn:
+            if not self._closed:
+                self._closed = True
+                self._target.close()
+                self._device.close()
+                self._file.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise Unsupported("a Model cannot be copied or pickled")
 
     def __enter__(self) -> Self:
         return self
@@ -232,6 +255,7 @@ class Model:
 class Session:
     """One conversation. Sessions of one model may be used by different threads: they take turns.
 
+    Where they use one session, the last that changes it goes on, and the answer that was in the making raises ``Busy``.
     ``cancel`` may be called from any thread.
     """
 
@@ -274,13 +298,18 @@ class Session:
         on_progress: ForwardProgress | None = None,
     ) -> NDArray[np.float32]:
         """Append tokens and run the model over them; see ``TokenSession.forward``."""
-        self._transcript.forget()
-        return self._core.forward(token_ids, logits=logits, phase=phase, out=out, on_progress=on_progress)
+        with self._core.turn:
+            self._core.require_idle()
+            self._generation = None
+            self._transcript.forget()
+            return self._core.forward(token_ids, logits=logits, phase=phase, out=out, on_progress=on_progress)
 
     def truncate(self, n_tokens: int) -> None:
-        """Keep the first ``n_tokens`` tokens."""
-        self._core.truncate(n_tokens)
-        self._transcript.forget()
+        """Keep the first ``n_tokens`` tokens; an answer in the making ends, its iterator raises ``Busy``."""
+        with self._core.turn:
+            self._core.truncate(n_tokens)
+            self._generation = None
+            self._transcript.forget()
 
     def fork(self) -> Session:
         """A conversation that goes on from here on its own, with a seed derived from this one's."""
@@ -317,13 +346,18 @@ class Session:
         then raises ``Busy``.
         Raises ``NumericError`` (with the position) instead of emitting a token from broken logits.
         """
-        if isinstance(prompt, ChatPrompt):
-            chat, ids = Turn((), len(self.tokens), prompt), list(prompt.ids)
-        else:
-            chat, ids = None, self.model.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        generation = self._generation_of(chat, params, stop, max_tokens, ignore_eos)
-        self._transcript.forget()
-        return generation.run(ids, on_progress)
+        with self._core.turn:
+            self._core.require_idle()
+            chat = None
+            if isinstance(prompt, ChatPrompt):
+                chat, ids = Turn((), len(self.tokens), prompt), list(prompt.ids)
+            elif isinstance(prompt, str):
+                ids = self.model.tokenizer.encode(prompt)
+            else:
+                ids = list(require_token_ids(prompt))
+            generation = self._generation_of(chat, params, stop, max_tokens, ignore_eos, on_progress)
+            self._transcript.forget()
+            return generation.run(ids)
 
     def chat(
         self,
@@ -347,19 +381,24 @@ class Session:
         began, unless ``reasoning`` says to preserve it.
         Raises ``Unsupported`` for what the template does not know; see ``generate`` for the rest.
         """
+        if not isinstance(message, str | Sequence):
+            raise InvalidArgument(f"message must be text or a sequence of messages, got {type(message).__name__}")
         turn = [{"role": "user", "content": message}] if isinstance(message, str) else list(message)
         setting = ChatSetting(template or self.model.chat_template, tools, reasoning or Reasoning(), variables)
-        tokenizer, tokens = self.model.tokenizer, self.tokens
-        if tokens or self._transcript.is_behind:
-            chat = self._transcript.next(tokenizer, tokens, turn, setting)
-        else:
-            first: list[Mapping[str, object]] = [] if system is None else [{"role": "system", "content": system}]
-            chat = self._transcript.first(tokenizer, [*first, *turn], setting)
-        generation = self._generation_of(chat, params, stop, max_tokens, False)
-        if chat.n_kept < len(tokens):
-            self._core.truncate(chat.n_kept)
-            self._transcript.cut()
-        return generation.run(chat.prompt.ids, on_progress)
+        tokenizer = self.model.tokenizer
+        with self._core.turn:
+            self._core.require_idle()
+            tokens = self.tokens
+            if tokens or self._transcript.is_behind:
+                chat = self._transcript.next(tokenizer, tokens, turn, setting)
+            else:
+                first: list[Mapping[str, object]] = [] if system is None else [{"role": "system", "content": system}]
+                chat = self._transcript.first(tokenizer, [*first, *turn], setting)
+            generation = self._generation_of(chat, params, stop, max_tokens, False, on_progress)
+            if chat.n_kept < len(tokens):
+                self._core.truncate(chat.n_kept)
+                self._transcript.cut()
+            return generation.run(chat.prompt.ids)
 
     def _generation_of(
         self,
@@ -368,13 +407,23 @@ class Session:
         stop: Sequence[str],
         max_tokens: int,
         ignore_eos: bool,
+        on_progress: ForwardProgress | None,
     ) -> _Generation:
-        require_int("max_tokens", max_tokens, -(2**63))
+        """An answer that takes the place of the one in the making, which stays where the arguments are refused."""
+        require_int("max_tokens", max_tokens, None)
+        require_callable("on_progress", on_progress)
         if params is not None and not isinstance(params, SamplingParams):
             raise InvalidArgument(f"params must be SamplingParams, got {type(params).__name__}")
+        made = _Generation(
+            self, self._core, chat, params or SamplingParams(), stop, max_tokens, ignore_eos, on_progress
+        )
         self.stop_reason = None
         self._core.clear_cancel()
-        return _Generation(self, self._core, chat, params or SamplingParams(), stop, max_tokens, ignore_eos)
+        self._generation = made
+        return made
+
+    def __reduce__(self) -> NoReturn:
+        raise Unsupported("a Session cannot be copied or pickled; fork() makes a conversation that goes on alone")
 
     def close(self) -> None:
         """Give the history back. A second call does nothing."""
@@ -401,6 +450,7 @@ class _Generation:
         stop: Sequence[str],
         max_tokens: int,
         ignore_eos: bool,
+        on_progress: ForwardProgress | None,
     ) -> None:
         tokenizer = session.model.tokenizer
         self._session = session
@@ -412,20 +462,34 @@ class _Generation:
         self._stops = StopMatcher(stop)
         self._eog = frozenset() if ignore_eos else frozenset(tokenizer.eog_ids)
         self._max_tokens = max_tokens
-        session._generation = self
+        self._on_progress = on_progress
 
-    def run(self, ids: Sequence[int], on_progress: ForwardProgress | None) -> Iterator[Piece]:
-        if not ids and not self._core.tokens:
-            raise InvalidArgument("an empty prompt in an empty conversation")
+    def run(self, ids: Sequence[int]) -> Iterator[Piece]:
+        pieces = self._pieces(ids)
+        while True:
+            # Whoever comes while a step is taken waits; between two steps the conversation may change hands.
+            with self._core.turn:
+                self._core.require_idle()
+                if self._session._generation is not self:
+                    raise Busy("another generate() or a change of the session came between; this one cannot go on")
+                piece = self._next(pieces)
+            if piece is None:
+                return
+            yield piece
+
+    def _next(self, pieces: Iterator[Piece]) -> Piece | None:
         try:
-            yield from self._pieces(ids, on_progress)
+            return next(pieces, None)
         except Cancelled:
             self._session.stop_reason = "cancelled"
             if self._chat is not None:
                 self._session._transcript.finish()
+            return None
 
-    def _pieces(self, ids: Sequence[int], on_progress: ForwardProgress | None) -> Iterator[Piece]:
-        logits = self._forward(ids, Phase.PREFILL, on_progress)
+    def _pieces(self, ids: Sequence[int]) -> Iterator[Piece]:
+        if not ids and not self._core.tokens:
+            raise InvalidArgument("an empty prompt in an empty conversation")
+        logits = self._forward(ids, Phase.PREFILL)
         if self._chat is not None:
             self._session._transcript.begin(self._chat)
         n_emitted = 0
@@ -437,23 +501,16 @@ class _Generation:
             if self._session.stop_reason is not None:
                 return
             yield self._emit(logits[0], n_emitted + 1 == self._max_tokens)
-            self._check_turn()
             n_emitted += 1
             is_going_on = self._session.stop_reason is None and n_emitted != self._max_tokens
             if is_going_on and len(self._core.tokens) < self._core.ctx_tokens:
                 logits = self._forward((), Phase.DECODE)
 
-    def _check_turn(self) -> None:
-        if self._session._generation is not self:
-            raise Busy("another generate() of this session has begun; this one cannot go on")
-
-    def _forward(
-        self, ids: Sequence[int], phase: Phase, on_progress: ForwardProgress | None = None
-    ) -> NDArray[np.float32]:
+    def _forward(self, ids: Sequence[int], phase: Phase) -> NDArray[np.float32]:
         """Logits for the next token."""
-        self._check_turn()
         if not ids and phase is Phase.PREFILL:
             self._core.rewind()
+        on_progress = self._on_progress if phase is Phase.PREFILL else None
         logits = self._core.forward(ids, phase=phase, on_progress=on_progress)
         if phase is Phase.PREFILL:
             self._sampler.restore(SamplerState(seed=self._session.seed, tokens=self._core.tokens))

@@ -106,6 +106,9 @@ void kvs_device_count_copy(kvs_device *device, const kvs_copy *copy, uint64_t sp
 /* A copy has failed: kvs_device_run_copies reports it. */
 void kvs_device_count_failed_copy(kvs_device *device);
 
+/* Whether this is a fork of the process that made the device: none of its threads runs here. */
+bool kvs_device_is_forked(const kvs_device *device);
+
 /* Host history as backends name it: `kvs_host_base` is what kvs_copy.host_base wants. */
 kvs_device *kvs_host_device(const kvs_host *host);
 uint64_t kvs_host_base(const kvs_host *host);

@@ -11,12 +11,14 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 struct kvs_device {
     _Atomic uint64_t claims; /* the owner's and one per live object */
     uint32_t flags;
     uint32_t n_threads;
     uint32_t isa;
+    pid_t process; /* that made it, and has its threads */
     const kvs_backend *backend;
     void *backend_self;
     kvs_hooks hooks;
@@ -54,6 +56,7 @@ static kvs_device *alloc_parts(const kvs_device_desc *desc)
         return NULL;
     }
     device->flags = desc->flags;
+    device->process = getpid();
     device->schedule.drawn = desc->schedule_seed;
     atomic_init(&device->claims, 1);
     if (!kvs_hooks_init(&device->hooks)) {
@@ -129,9 +132,17 @@ void kvs_device_release(kvs_device *device)
         atomic_fetch_sub_explicit(&device->claims, 1, memory_order_acq_rel) != 1) {
         return;
     }
+    if (kvs_device_is_forked(device)) {
+        return; /* its threads stayed behind: to join them, or to free what they sleep on, would wait for ever */
+    }
     /* The threads stop first: they may still count copies and record failures. */
     device->backend->destroy(device->backend_self);
     free_parts(device);
+}
+
+bool kvs_device_is_forked(const kvs_device *device)
+{
+    return getpid() != device->process;
 }
 
 kvs_status kvs_device_last_error(kvs_device *device, char *text, size_t capacity)

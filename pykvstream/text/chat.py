@@ -91,6 +91,8 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str, bos_token: str = "", eos_token: str = "") -> None:
+        if not isinstance(source, str):
+            raise InvalidArgument(f"a chat template is text, got {type(source).__name__}")
         self.source = source
         self._own = {"bos_token": trusted(bos_token), "eos_token": trusted(eos_token)}
         self._environment = PromptEnvironment()

@@ -434,11 +434,16 @@ static kvs_status wait_deferred(kvs_copy_engine *engine, const _Atomic uint64_t 
     return status;
 }
 
-static void sleep_for_progress(kvs_copy_engine *engine)
+/* False in a fork: the copy under way belongs to a thread that is not there. */
+static bool sleep_for_progress(kvs_copy_engine *engine)
 {
+    if (kvs_device_is_forked(engine->device)) {
+        return false;
+    }
     engine->n_waiters++;
     kvs_cond_wait(&engine->progress, &engine->lock);
     engine->n_waiters--;
+    return true;
 }
 
 /* A closed gate is no reason to give up: another thread may open it. */
@@ -449,8 +454,8 @@ static kvs_status wait_threaded(kvs_copy_engine *engine, const _Atomic uint64_t 
     while (status == KVS_PENDING && (engine->is_running || !is_empty(engine))) {
         if (may_start(engine)) {
             serve(engine);
-        } else {
-            sleep_for_progress(engine);
+        } else if (!sleep_for_progress(engine)) {
+            break;
         }
         status = look(counter, value, failed);
     }
@@ -508,8 +513,9 @@ kvs_status kvs_copy_engine_drain(kvs_copy_engine *engine)
             (void)run_one(engine);
         } else if (may_start(engine)) {
             serve(engine);
-        } else {
-            sleep_for_progress(engine);
+        } else if (!sleep_for_progress(engine)) {
+            engine->has_failed = true;
+            break;
         }
     }
     const bool has_failed = engine->has_failed;
@@ -546,8 +552,7 @@ void kvs_copy_engine_cancel(kvs_copy_engine *engine, const _Atomic uint64_t *don
     /* The head may have changed for the copy thread, and a waiter may have nothing left to wait for. */
     wake_others(engine);
     kvs_cond_wake_all(&engine->progress);
-    while (engine->is_running && engine->running_done == done) {
-        sleep_for_progress(engine);
+    while (engine->is_running && engine->running_done == done && sleep_for_progress(engine)) {
     }
     unlock(engine);
 }
