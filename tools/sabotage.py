@@ -292,6 +292,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # a test under way must end too
     begin = time.perf_counter()
     try:
         chosen = choose(load_all(), options.only, options.sample, options.seed)

@@ -103,6 +103,23 @@ static void test_a_page_loaded_behind_the_pager_is_brought_anew(uint32_t flags)
     close_bench(&b);
 }
 
+/* The parent goes on in a page of its own; the slot holds what is now the fork's. */
+static void test_a_page_that_an_append_replaced_stays_with_the_fork(uint32_t flags)
+{
+    bench b;
+    kvs_seq *child = NULL;
+    open_bench(&b, flags);
+    take_pass(&b, b.seq, 100, 100);
+    CHECK_OK(kvs_pager_publish_wait(b.pager));
+    CHECK_OK(kvs_seq_fork(b.seq, &child));
+    take_pass(&b, b.seq, 30, 30);
+    take_pass(&b, child, 1, 1);
+    check_history(&b, b.seq);
+    check_history(&b, child);
+    kvs_seq_release(child);
+    close_bench(&b);
+}
+
 /* Rows that were committed past the pager were never written anywhere. */
 static void test_a_page_that_history_does_not_have_is_not_streamed(void)
 {
@@ -127,6 +144,7 @@ int main(void)
         test_a_wider_pass_asks_for_its_own_pages(modes[i]);
         test_a_pass_over_two_pages_reaches_history_whole(modes[i]);
         test_a_page_loaded_behind_the_pager_is_brought_anew(modes[i]);
+        test_a_page_that_an_append_replaced_stays_with_the_fork(modes[i]);
     }
     test_a_truncation_leaves_no_copy_under_way();
     test_a_pool_is_given_back_with_no_copy_under_way();
