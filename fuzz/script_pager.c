@@ -316,9 +316,11 @@ static void place(world *w, const step *step)
                               .max_rows = 1 + (step_u16(step, 3) - 1u) % MAX_ROWS};
     const kvs_placement desc = describe(&wanted);
     const uint32_t n_slots = wanted.ring_slots + wanted.pages[0] + wanted.pages[1];
-    const kvs_status expected = w->is_in_pass || !w->is_attached ? KVS_EBUSY
-                                : n_slots > N_SLOTS              ? KVS_ENOSPACE
-                                                                 : KVS_OK;
+    const uint32_t fewest = wanted.pages[0] < wanted.pages[1] ? wanted.pages[0] : wanted.pages[1];
+    const kvs_status expected = w->is_in_pass || !w->is_attached           ? KVS_EBUSY
+                                : n_slots > N_SLOTS                        ? KVS_ENOSPACE
+                                : wanted.max_rows > fewest * KVS_PAGE_TOKENS ? KVS_EINVAL
+                                                                           : KVS_OK;
     if (OUTCOME(&w->fault, kvs_pager_place(w->rig.pager, &desc), expected)) {
         w->placement = wanted;
     }

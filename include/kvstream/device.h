@@ -140,7 +140,7 @@ kvs_status kvs_buffer_create(kvs_device *device, uint64_t bytes, uint64_t alignm
  * own: caller. thread: any. errors: EINVAL zero or misaligned (64); ENOSPACE outside the parent; EOVERFLOW; ENOMEM */
 kvs_status kvs_buffer_view(kvs_buffer *parent, uint64_t offset, uint64_t bytes, kvs_buffer **view);
 
-/* One more claim on the same object. thread: any */
+/* One more claim on the same object. NULL is ignored. thread: any */
 void kvs_buffer_retain(kvs_buffer *buffer);
 
 /* Drop one claim; memory goes with the last claim of root and views. NULL is ignored. thread: any */

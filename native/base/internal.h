@@ -26,6 +26,10 @@ typedef unsigned long long kvs_ull; /* what %llu prints */
 /* Record the text of a failure for this device and thread; returns `status`. `device` may be NULL. */
 kvs_status kvs_fail(kvs_device *device, kvs_status status, const char *format, ...) KVS_PRINTF(3, 4);
 
+/* What a public function answers that was given nothing where it needs something. */
+#define kvs_refuse(device)                                                                                             \
+    kvs_fail((device), KVS_EINVAL, "%s: a pointer is NULL, or a struct says that it is smaller than it is", __func__)
+
 static inline bool kvs_add_u64(uint64_t a, uint64_t b, uint64_t *sum)
 {
     return !__builtin_add_overflow(a, b, sum);

@@ -157,7 +157,7 @@ kvs_status kvs_device_last_error(kvs_device *device, char *text, size_t capacity
 kvs_status kvs_device_get_info(kvs_device *device, kvs_device_info *info)
 {
     if (device == NULL || !KVS_STRUCT_OK(info)) {
-        return KVS_EINVAL;
+        return kvs_refuse(device);
     }
     info->flags = device->flags;
     info->n_threads = device->n_threads;
@@ -246,7 +246,7 @@ uint32_t kvs_device_choose(kvs_device *device, uint32_t offered)
 kvs_status kvs_device_run_copies(kvs_device *device, uint32_t limit, uint32_t *ran)
 {
     if (device == NULL || ran == NULL) {
-        return KVS_EINVAL;
+        return kvs_refuse(device);
     }
     const kvs_status status = require_deferred(device);
     if (status != KVS_OK) {

@@ -76,7 +76,7 @@ static kvs_status check_bind(kvs_tape *tape, kvs_arena *arena, kvs_lease *worksp
 kvs_status kvs_tape_bind(kvs_tape *tape, kvs_arena *arena, kvs_lease *workspace, kvs_pager *pager, kvs_binding **binding)
 {
     if (tape == NULL || arena == NULL || workspace == NULL || binding == NULL) {
-        return KVS_EINVAL;
+        return kvs_refuse(tape == NULL ? NULL : tape->device);
     }
     kvs_status status = check_bind(tape, arena, workspace, pager);
     if (status != KVS_OK) {
@@ -217,7 +217,7 @@ static kvs_status run_ops(const kvs_binding *binding, const kvs_pass_desc *pass,
 kvs_status kvs_binding_run(kvs_binding *binding, const kvs_pass_desc *pass)
 {
     if (binding == NULL || pass == NULL) {
-        return KVS_EINVAL;
+        return kvs_refuse(binding == NULL ? NULL : binding->device);
     }
     kvs_status status = check_pass(binding, pass);
     if (status != KVS_OK) {

@@ -108,7 +108,7 @@ static kvs_status reserve(kvs_host *host)
 kvs_status kvs_host_create(kvs_device *device, uint64_t bytes, kvs_host **host)
 {
     if (device == NULL || host == NULL) {
-        return KVS_EINVAL;
+        return kvs_refuse(device);
     }
     if (bytes == 0) {
         return kvs_fail(device, KVS_EINVAL, "host history of 0 bytes");

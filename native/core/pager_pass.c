@@ -166,7 +166,7 @@ kvs_status kvs_pager_check_rows(const kvs_pager *pager, const kvs_seq *seq, uint
 kvs_status kvs_pager_begin(kvs_pager *pager, kvs_seq *seq, uint32_t n_rows)
 {
     if (pager == NULL || seq == NULL) {
-        return KVS_EINVAL;
+        return kvs_refuse(pager == NULL ? NULL : pager->device);
     }
     kvs_status status = pager->is_in_pass ? kvs_fail(pager->device, KVS_EBUSY, "a pass is open")
                                           : kvs_pager_check_rows(pager, seq, n_rows);

@@ -8,7 +8,7 @@ enum { FIRST_ROOM = 4 };
 kvs_status kvs_coordinator_create(kvs_arena *arena, kvs_coordinator **coordinator)
 {
     if (arena == NULL || coordinator == NULL) {
-        return KVS_EINVAL;
+        return kvs_refuse(arena == NULL ? NULL : arena->bounds.device);
     }
     kvs_device *device = kvs_arena_device(arena);
     kvs_arena_info info = {.struct_size = sizeof info};
@@ -140,7 +140,7 @@ kvs_status kvs_coordinator_add_phase(kvs_coordinator *coordinator, const kvs_pha
                                      uint32_t n_regions, uint32_t *phase)
 {
     if (coordinator == NULL || phase == NULL) {
-        return KVS_EINVAL;
+        return kvs_refuse(coordinator == NULL ? NULL : coordinator->device);
     }
     if (regions == NULL || n_regions == 0) {
         return kvs_fail(coordinator->device, KVS_EINVAL, "a phase without regions");
@@ -220,7 +220,7 @@ static kvs_status admit(kvs_coordinator *coordinator)
 kvs_status kvs_coordinator_admit(kvs_coordinator *coordinator, uint64_t *ticket)
 {
     if (coordinator == NULL || ticket == NULL) {
-        return KVS_EINVAL;
+        return kvs_refuse(coordinator == NULL ? NULL : coordinator->device);
     }
     kvs_mutex_lock(&coordinator->mutex);
     const kvs_status status = admit(coordinator);
@@ -266,7 +266,7 @@ kvs_status kvs_coordinator_cancel(kvs_coordinator *coordinator)
 kvs_status kvs_coordinator_get_info(kvs_coordinator *coordinator, kvs_coordinator_info *info)
 {
     if (coordinator == NULL || !KVS_STRUCT_OK(info)) {
-        return KVS_EINVAL;
+        return kvs_refuse(coordinator == NULL ? NULL : coordinator->device);
     }
     kvs_mutex_lock(&coordinator->mutex);
     info->state = (uint32_t)coordinator->state;

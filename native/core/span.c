@@ -172,7 +172,9 @@ kvs_status kvs_span_plan_make(kvs_device *device, const kvs_span_desc *desc, kvs
 
 void kvs_span_plan_retain(kvs_span_plan *plan)
 {
-    atomic_fetch_add_explicit(&plan->n_claims, 1, memory_order_relaxed);
+    if (plan != NULL) {
+        atomic_fetch_add_explicit(&plan->n_claims, 1, memory_order_relaxed);
+    }
 }
 
 void kvs_span_plan_release(kvs_span_plan *plan)

@@ -326,7 +326,7 @@ kvs_status kvs_tape_seal(kvs_tape *tape)
 kvs_status kvs_tape_get_info(kvs_tape *tape, kvs_tape_info *info)
 {
     if (tape == NULL || !KVS_STRUCT_OK(info)) {
-        return KVS_EINVAL;
+        return kvs_refuse(tape == NULL ? NULL : tape->device);
     }
     uint64_t weight_bytes = 0;
     for (uint32_t i = 0; i < tape->n_weights; i++) {

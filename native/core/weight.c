@@ -148,7 +148,7 @@ void kvs_weight_release(kvs_weight *weight)
 kvs_status kvs_weight_get_bytes(kvs_weight *weight, uint64_t *bytes)
 {
     if (weight == NULL || bytes == NULL) {
-        return KVS_EINVAL;
+        return kvs_refuse(weight == NULL ? NULL : weight->device);
     }
     *bytes = weight->bytes;
     return KVS_OK;

@@ -185,7 +185,8 @@ static kvs_status attend_plan(void *self, const kvs_attend_desc *desc, const kvs
 {
     const struct cpu *cpu = self;
     kvs_copy_engine_before_pages(cpu->copies);
-    return kvs_cpu_attend_plan(cpu->compute.threads, cpu->compute.isa, desc, layer, pages, active_tokens, n_query_rows);
+    return kvs_cpu_attend_plan(cpu->compute.device, cpu->compute.threads, cpu->compute.isa, desc, layer, pages,
+                               active_tokens, n_query_rows);
 }
 
 static void record_encode(void *self, const kvs_kv_layer *layer, const kvs_record_info *record, void *bytes,
