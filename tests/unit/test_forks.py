@@ -43,6 +43,7 @@ def test_a_fork_is_refused_while_history_does_not_take_what_it_would_share(stack
     with stack.model.session() as parent:
         parent.forward(PROMPT, logits="none")
         parent.forward([1], phase=Phase.DECODE, logits="none")
+        stack.device.drain()  # what came before is in history
         with stack.fault(Fault(HookPoint.COPY, 0, 10**6)):
             parent.forward([1], phase=Phase.DECODE, logits="none")
             with pytest.raises(DeviceError):
