@@ -480,6 +480,10 @@ class PagerMachine(ScriptedMachine):
             with pytest.raises(NoSpace):
                 self.pager.place(placement)
             return
+        if max_rows > min(pages) * PAGE_TOKENS:
+            with pytest.raises(InvalidArgument, match=f"{max_rows} rows"):
+                self.pager.place(placement)
+            return
         if self.attempt(fault, lambda: self.pager.place(placement)) is None:
             self.placement = placement
 

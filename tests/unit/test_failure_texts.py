@@ -1,4 +1,4 @@
-"""Every call that fails leaves a text of its own: what an earlier failure said is gone, also for who reads it from C."""
+"""Every call that fails leaves a text of its own: what an earlier failure said is gone, for readers in C too."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ class World:
 
     def fill(self) -> None:
         device = self.objects["kvs_device"] = self.device
-        layer = ffi.new("kvs_kv_layer *", {"n_kv_heads": 1, "head_dim_k": 64, "head_dim_v": 64, "type_k": 8, "type_v": 8})
+        geometry = {"n_kv_heads": 1, "head_dim_k": 64, "head_dim_v": 64, "type_k": 8, "type_v": 8}
+        layer = ffi.new("kvs_kv_layer *", geometry)
         record = make_struct("kvs_record_info")
         assert lib.kvs_record_layout(layer, record) == lib.KVS_OK
         self.kept += [layer]
@@ -45,8 +46,9 @@ class World:
         self.make("kvs_fence", "kvs_fence_create", device)
         arena = self.make("kvs_arena", "kvs_arena_create", device, 16 * record.record_bytes, 64)
         region = make_struct("kvs_region", id=1, size_bytes=16 * record.record_bytes, alignment_bytes=64)
-        for status in (lib.kvs_arena_begin(arena, 0), lib.kvs_arena_reserve(arena, region), lib.kvs_arena_commit(arena)):
-            assert status == lib.KVS_OK
+        assert lib.kvs_arena_begin(arena, 0) == lib.KVS_OK
+        assert lib.kvs_arena_reserve(arena, region) == lib.KVS_OK
+        assert lib.kvs_arena_commit(arena) == lib.KVS_OK
         lease = self.make("kvs_lease", "kvs_arena_acquire", arena, 1)
         cache = self.make("kvs_cache", "kvs_cache_create", device, layer, 1)
         self.make("kvs_seq", "kvs_seq_create", cache, 1024)
