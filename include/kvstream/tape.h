@@ -54,8 +54,8 @@ typedef enum kvs_op_code {
      * positions; weights[0], if any: u[0] / 2 float32 divisors of the frequencies. Pair i turns by the position on axis 1 where
      * i % 3 == 1 and i < 3 * u[1], on axis 2 where i % 3 == 2 and i < 3 * u[2], else on axis 0 */
     KVS_OP_ROPE_TABLE = 3,
-    /* rotate the first u[1] values of each head of u[0] values of out[0] by table in[0]; u[2]: 0 pairs (2i, 2i+1),
-     * 1 pairs (i, i + u[1] / 2) */
+    /* rotate the first u[1] values of each head of u[0] values of out[0] by table in[0], another tensor; u[2]: 0 pairs
+     * (2i, 2i+1), 1 pairs (i, i + u[1] / 2) */
     KVS_OP_ROPE = 4,
     /* Walsh-Hadamard over blocks of u[0] values of out[0], in place */
     KVS_OP_HADAMARD = 5,
@@ -77,9 +77,7 @@ typedef enum kvs_op_code {
      * w_e * down_e(silu(gate_e in[0]) * up_e in[0]); w = softmax over all logits, of the chosen ones divided by their sum (at
      * least 6.1e-5) times f[0]. weights[0], [1], [2]: gate, up, down (PANELS), one expert after another; weights[3], [4], [5], if
      * any: float32 factors of each expert's gate, up and down */
-    KVS_OP_EXPERTS = 12,
-    /* out[0] *= weights[0], one float32 */
-    KVS_OP_SCALE = 13
+    KVS_OP_EXPERTS = 12
 } kvs_op_code;
 
 /* How a delta operation ends, its u[0]. */
@@ -136,6 +134,10 @@ typedef struct kvs_pass_desc {
  * errors: EINVAL; EUNSUPPORTED type; ENOMEM */
 kvs_status kvs_weight_create(kvs_device *device, int type, uint64_t k, uint64_t n, const void *rows, uint32_t layout,
                              kvs_weight **weight);
+/* Numbers that multiply what a matmul with the weight gives, before anything is added to it: output row r is multiplied by
+ * number r / (n / n_scales). shape: scales [n_scales], copied. Tapes that are bound already do not see them. thread: owner.
+ * errors: EINVAL a weight of ROWS layout, n_scales that does not divide n, a number that is not finite; ENOMEM */
+kvs_status kvs_weight_set_scales(kvs_weight *weight, const float *scales, uint64_t n_scales);
 /* thread: any. NULL is ignored */
 void kvs_weight_release(kvs_weight *weight);
 /* Device bytes it takes or, declared only, would take (0 for borrowed rows). thread: any. errors: EINVAL */

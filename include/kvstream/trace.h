@@ -7,6 +7,9 @@
  * time is no order, so a lost fence is found under any costs. Four streams: compute (the caller's thread), and the copies
  * without gate, the copies with gate, and the copies out, of which the first two share one engine.
  *
+ * With KVS_DEVICE_DEFERRED copies are chosen instead of timed, at the same places as on a deferred CPU device: one schedule
+ * runs on both.
+ *
  * A hazard is one English sentence: who, where, when, how many bytes, and which fence is missing.
  */
 #ifndef KVSTREAM_TRACE_H

@@ -26,6 +26,10 @@ typedef unsigned long long kvs_ull; /* what %llu prints */
 /* Record the text of a failure for this device and thread; returns `status`. `device` may be NULL. */
 kvs_status kvs_fail(kvs_device *device, kvs_status status, const char *format, ...) KVS_PRINTF(3, 4);
 
+/* What a public function answers that was given nothing where it needs something. */
+#define kvs_refuse(device)                                                                                             \
+    kvs_fail((device), KVS_EINVAL, "%s: a pointer is NULL, or a struct says that it is smaller than it is", __func__)
+
 static inline bool kvs_add_u64(uint64_t a, uint64_t b, uint64_t *sum)
 {
     return !__builtin_add_overflow(a, b, sum);
@@ -62,8 +66,8 @@ static inline uint64_t kvs_div_up(uint64_t value, uint64_t divisor)
 void *kvs_object_alloc(kvs_device *device, size_t bytes);
 void kvs_object_free(kvs_device *device, void *object);
 
-/* Uncounted arrays that belong to an object. */
-void *kvs_array_alloc(size_t count, size_t item_bytes);
+/* Uncounted arrays that belong to an object, zeroed; subject to the hook like objects. `device` may be NULL: no hook. */
+void *kvs_array_alloc(kvs_device *device, size_t count, size_t item_bytes);
 void kvs_array_free(void *array);
 
 /* Ask the hook: KVS_OK, KVS_PENDING (copies only) or the status to fail with. One predictable branch without a hook. */

@@ -43,7 +43,7 @@ kvs_status kvs_arena_create(kvs_device *device, uint64_t capacity_bytes, uint64_
                             kvs_arena **arena)
 {
     if (device == NULL || arena == NULL) {
-        return KVS_EINVAL;
+        return kvs_refuse(device);
     }
     kvs_status status = check_alignment(device, alignment_bytes);
     if (status != KVS_OK) {
@@ -68,7 +68,7 @@ kvs_status kvs_arena_create(kvs_device *device, uint64_t capacity_bytes, uint64_
 kvs_status kvs_arena_create_over(kvs_buffer *buffer, uint64_t alignment_bytes, kvs_arena **arena)
 {
     if (buffer == NULL || arena == NULL) {
-        return KVS_EINVAL;
+        return kvs_refuse(buffer == NULL ? NULL : kvs_buffer_device(buffer));
     }
     kvs_device *device = kvs_buffer_device(buffer);
     kvs_status status = check_alignment(device, alignment_bytes);
@@ -133,7 +133,7 @@ static void report(const kvs_placed *place, kvs_region *region)
 kvs_status kvs_arena_find_region(kvs_arena *arena, uint64_t id, kvs_region *region)
 {
     if (arena == NULL || !KVS_STRUCT_OK(region)) {
-        return KVS_EINVAL;
+        return kvs_refuse(arena == NULL ? NULL : arena->bounds.device);
     }
     kvs_mutex_lock(&arena->mutex);
     const kvs_placed *place = kvs_layout_find(&arena->committed, id);
@@ -149,7 +149,7 @@ kvs_status kvs_arena_find_region(kvs_arena *arena, uint64_t id, kvs_region *regi
 kvs_status kvs_arena_region_at(kvs_arena *arena, uint32_t index, kvs_region *region)
 {
     if (arena == NULL || !KVS_STRUCT_OK(region)) {
-        return KVS_EINVAL;
+        return kvs_refuse(arena == NULL ? NULL : arena->bounds.device);
     }
     kvs_mutex_lock(&arena->mutex);
     const uint32_t n_places = arena->committed.n_places;
@@ -178,7 +178,7 @@ static kvs_arena_state state_of(const kvs_arena *arena)
 kvs_status kvs_arena_get_info(kvs_arena *arena, kvs_arena_info *info)
 {
     if (arena == NULL || !KVS_STRUCT_OK(info)) {
-        return KVS_EINVAL;
+        return kvs_refuse(arena == NULL ? NULL : arena->bounds.device);
     }
     kvs_mutex_lock(&arena->mutex);
     kvs_arena_collect(arena);

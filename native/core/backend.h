@@ -49,9 +49,7 @@ typedef struct kvs_backend {
     /* Host history: address space that only the copy engine can reach. */
     kvs_status (*host_alloc)(void *self, uint64_t bytes, uint64_t *host_base);
     void (*host_free)(void *self, uint64_t host_base, uint64_t bytes);
-    /* Queue a copy. Never blocks. */
-    kvs_status (*copy_submit)(void *self, const kvs_copy *copy);
-    /* Queue several in order, waking the engine once. */
+    /* Queue copies in order, all or none, waking the engine once. Never blocks. */
     kvs_status (*copy_submit_many)(void *self, const kvs_copy *copies, uint32_t n_copies);
     /* Wait until *counter >= value, or *failed is negative (failed may be NULL). In deferred mode this is what makes queued copies
      * run. KVS_EIO when the queue is empty and the value can never be reached. */
@@ -105,11 +103,20 @@ struct kvs_device_view kvs_device_backend(kvs_device *device);
 /* Accounting of device bytes (arena, weights), for kvs_device_get_info. */
 void kvs_device_count_bytes(kvs_device *device, int64_t delta);
 
+/* Deferred mode: the kvs_stream that goes on, one of `offered` (1 << kvs_stream, or-ed, not 0). The backend asks with its
+ * lock held, which guards the schedule too. */
+uint32_t kvs_device_choose(kvs_device *device, uint32_t offered);
+/* Does somebody state the order choice by choice? Only then are copies offered where nobody waits. */
+bool kvs_device_has_chooser(const kvs_device *device);
+
 /* What backends tell the device of their copies. thread: any */
 /* A copy has finished and moved its bytes. */
 void kvs_device_count_copy(kvs_device *device, const kvs_copy *copy, uint64_t spent_ns);
 /* A copy has failed: kvs_device_run_copies reports it. */
 void kvs_device_count_failed_copy(kvs_device *device);
+
+/* Whether this is a fork of the process that made the device: none of its threads runs here. */
+bool kvs_device_is_forked(const kvs_device *device);
 
 /* Host history as backends name it: `kvs_host_base` is what kvs_copy.host_base wants. */
 kvs_device *kvs_host_device(const kvs_host *host);

@@ -113,8 +113,8 @@ kvs_status kvs_bank_slot_bytes(kvs_device *device, const kvs_bank_desc *desc, ui
 
 static kvs_status fill(kvs_bank *bank, const kvs_bank_desc *desc)
 {
-    bank->layers = kvs_array_alloc(desc->n_layers, sizeof *bank->layers);
-    bank->slots = kvs_array_alloc(desc->n_slots, sizeof *bank->slots);
+    bank->layers = kvs_array_alloc(bank->device, desc->n_layers, sizeof *bank->layers);
+    bank->slots = kvs_array_alloc(bank->device, desc->n_slots, sizeof *bank->slots);
     if (bank->layers == NULL || bank->slots == NULL) {
         return kvs_fail(bank->device, KVS_ENOMEM, "no memory for a bank of %u slots", desc->n_slots);
     }
@@ -246,7 +246,6 @@ static uint64_t stage_address(const kvs_bank *bank, uint32_t layer)
 /* Queue the copy between a layer's stage slot and its place in host memory. */
 static kvs_status submit(kvs_bank *bank, uint32_t slot, uint32_t layer, bool is_out)
 {
-    const struct kvs_device_view backend = kvs_device_backend(bank->device);
     const bank_layer *part = &bank->layers[layer];
     const kvs_copy copy = {.host_base = kvs_host_base(bank->host),
                            .host_offset = slot * bank->slot_bytes + part->offset,
@@ -257,7 +256,7 @@ static kvs_status submit(kvs_bank *bank, uint32_t slot, uint32_t layer, bool is_
                            .done = &bank->done,
                            .done_value = bank->n_submitted + 1,
                            .failed = &bank->failed};
-    const kvs_status status = backend.backend->copy_submit(backend.self, &copy);
+    const kvs_status status = kvs_device_submit(bank->device, &copy, 1);
     bank->n_submitted += status == KVS_OK;
     return status;
 }

@@ -22,14 +22,20 @@ static kvs_status alloc_memory(kvs_buffer *buffer, uint64_t alignment)
         return status;
     }
     const struct kvs_device_view view = kvs_device_backend(buffer->device);
-    return view.backend->device_alloc(view.self, buffer->bytes, alignment, &buffer->address);
+    const kvs_status made = view.backend->device_alloc(view.self, buffer->bytes, alignment, &buffer->address);
+    if (made < 0) {
+        return kvs_fail(buffer->device, made, "need %llu bytes of device memory aligned to %llu: %s",
+                        (kvs_ull)buffer->bytes, (kvs_ull)alignment,
+                        made == KVS_EOVERFLOW ? "more than an address can count" : "the system has no such block free");
+    }
+    return KVS_OK;
 }
 
 kvs_status kvs_buffer_create(kvs_device *device, uint64_t bytes, uint64_t alignment,
                              kvs_buffer **buffer)
 {
     if (device == NULL || buffer == NULL) {
-        return KVS_EINVAL;
+        return kvs_refuse(device);
     }
     if (bytes == 0 || alignment < MIN_ALIGNMENT || !kvs_is_power_of_two(alignment)) {
         return kvs_fail(
@@ -57,7 +63,7 @@ kvs_status kvs_buffer_create(kvs_device *device, uint64_t bytes, uint64_t alignm
 kvs_status kvs_buffer_view(kvs_buffer *parent, uint64_t offset, uint64_t bytes, kvs_buffer **view)
 {
     if (parent == NULL || view == NULL) {
-        return KVS_EINVAL;
+        return kvs_refuse(parent == NULL ? NULL : parent->device);
     }
     uint64_t end;
     if (bytes == 0 || offset % MIN_ALIGNMENT != 0) {
@@ -90,7 +96,9 @@ kvs_status kvs_buffer_view(kvs_buffer *parent, uint64_t offset, uint64_t bytes, 
 
 void kvs_buffer_retain(kvs_buffer *buffer)
 {
-    (void)atomic_fetch_add_explicit(&buffer->claims, 1, memory_order_relaxed);
+    if (buffer != NULL) {
+        (void)atomic_fetch_add_explicit(&buffer->claims, 1, memory_order_relaxed);
+    }
 }
 
 void kvs_buffer_release(kvs_buffer *buffer)
@@ -112,7 +120,7 @@ void kvs_buffer_release(kvs_buffer *buffer)
 kvs_status kvs_buffer_get_range(kvs_buffer *buffer, uint64_t *address, uint64_t *bytes)
 {
     if (buffer == NULL || address == NULL || bytes == NULL) {
-        return KVS_EINVAL;
+        return kvs_refuse(buffer == NULL ? NULL : buffer->device);
     }
     *address = buffer->address;
     *bytes = buffer->bytes;

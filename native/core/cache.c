@@ -9,11 +9,6 @@ kvs_device *kvs_cache_device(const kvs_cache *cache)
     return cache->device;
 }
 
-uint32_t kvs_cache_layers(const kvs_cache *cache)
-{
-    return cache->n_layers;
-}
-
 const kvs_kv_layer *kvs_cache_layer(const kvs_cache *cache, uint32_t layer)
 {
     return &cache->layers[layer];
@@ -181,9 +176,9 @@ kvs_status kvs_cache_create(kvs_device *device, const kvs_kv_layer *layers, uint
     made->device = device;
     made->n_layers = n_layers;
     atomic_init(&made->n_claims, 1);
-    made->layers = kvs_array_alloc(n_layers, sizeof *made->layers);
-    made->records = kvs_array_alloc(n_layers, sizeof *made->records);
-    made->layer_offsets = kvs_array_alloc(n_layers, sizeof *made->layer_offsets);
+    made->layers = kvs_array_alloc(device, n_layers, sizeof *made->layers);
+    made->records = kvs_array_alloc(device, n_layers, sizeof *made->records);
+    made->layer_offsets = kvs_array_alloc(device, n_layers, sizeof *made->layer_offsets);
     kvs_status status;
     if (made->layers == NULL || made->records == NULL || made->layer_offsets == NULL) {
         status = kvs_fail(device, KVS_ENOMEM, "cache: no memory for %u layers", n_layers);

@@ -27,14 +27,11 @@ typedef struct kvs_page_view {
 } kvs_page_view;
 
 kvs_device *kvs_cache_device(const kvs_cache *cache);
-uint32_t kvs_cache_layers(const kvs_cache *cache);
 const kvs_kv_layer *kvs_cache_layer(const kvs_cache *cache, uint32_t layer);
 const kvs_record_info *kvs_cache_record(const kvs_cache *cache, uint32_t layer);
 
 kvs_cache *kvs_seq_cache(const kvs_seq *seq);
-uint64_t kvs_seq_ctx_tokens(const kvs_seq *seq);
 uint64_t kvs_seq_committed(const kvs_seq *seq);
-uint64_t kvs_seq_appended(const kvs_seq *seq);
 uint64_t kvs_seq_generation(const kvs_seq *seq);
 uint64_t kvs_seq_identity(const kvs_seq *seq);
 uint64_t kvs_seq_rewrites(const kvs_seq *seq);
@@ -128,6 +125,20 @@ struct kvs_seq {
 };
 
 void kvs_cache_retain(kvs_cache *cache);
+
+/* Rows of a page that lie below `tokens`. */
+static inline uint64_t kvs_rows_below(uint64_t page, uint64_t tokens)
+{
+    const uint64_t begin = page * KVS_PAGE_TOKENS;
+    const uint64_t rows = tokens <= begin ? 0 : tokens - begin;
+    return rows < KVS_PAGE_TOKENS ? rows : KVS_PAGE_TOKENS;
+}
+
+/* Another sequence holds the column, or waits for its rows. */
+static inline bool kvs_page_is_shared(const kvs_page *page)
+{
+    return page->n_holders + page->n_waiting > 1;
+}
 
 /* A reservation of n_slots columns, owned by the caller's sequence. errors: EOVERFLOW; ENOMEM; the hook's */
 kvs_status kvs_extent_create(kvs_cache *cache, uint64_t first_page, uint64_t n_slots, kvs_extent **extent);

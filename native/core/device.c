@@ -7,20 +7,24 @@
 #include "base/failures.h"
 #include "core/history.h"
 #include "core/hook.h"
+#include "core/schedule.h"
 
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 struct kvs_device {
     _Atomic uint64_t claims; /* the owner's and one per live object */
     uint32_t flags;
     uint32_t n_threads;
     uint32_t isa;
+    pid_t process; /* that made it, and has its threads */
     const kvs_backend *backend;
     void *backend_self;
     kvs_hooks hooks;
     kvs_failures failures;
     kvs_histories histories;
+    kvs_schedule schedule; /* deferred mode; under the backend's lock */
     _Atomic uint64_t live_objects;
     _Atomic uint64_t last_id;
     _Atomic uint64_t device_bytes;
@@ -53,6 +57,8 @@ static kvs_device *alloc_parts(const kvs_device_desc *desc)
         return NULL;
     }
     device->flags = desc->flags;
+    device->process = getpid();
+    device->schedule.drawn = desc->schedule_seed;
     atomic_init(&device->claims, 1);
     if (!kvs_hooks_init(&device->hooks)) {
         goto no_hooks;
@@ -132,9 +138,17 @@ void kvs_device_release(kvs_device *device)
         atomic_fetch_sub_explicit(&device->claims, 1, memory_order_acq_rel) != 1) {
         return;
     }
+    if (kvs_device_is_forked(device)) {
+        return; /* its threads stayed behind: to join them, or to free what they sleep on, would wait for ever */
+    }
     /* The threads stop first: they may still count copies and record failures. */
     device->backend->destroy(device->backend_self);
     free_parts(device);
+}
+
+bool kvs_device_is_forked(const kvs_device *device)
+{
+    return getpid() != device->process;
 }
 
 kvs_status kvs_device_last_error(kvs_device *device, char *text, size_t capacity)
@@ -149,7 +163,7 @@ kvs_status kvs_device_last_error(kvs_device *device, char *text, size_t capacity
 kvs_status kvs_device_get_info(kvs_device *device, kvs_device_info *info)
 {
     if (device == NULL || !KVS_STRUCT_OK(info)) {
-        return KVS_EINVAL;
+        return kvs_refuse(device);
     }
     info->flags = device->flags;
     info->n_threads = device->n_threads;
@@ -174,28 +188,75 @@ kvs_status kvs_device_set_hook(kvs_device *device, kvs_hook hook, void *user)
     return KVS_OK;
 }
 
+static const char *const point_names[KVS_HOOK_POINTS] = {
+    [KVS_HOOK_ALLOC] = "an allocation", [KVS_HOOK_COPY] = "a copy",          [KVS_HOOK_FENCE] = "a fence",
+    [KVS_HOOK_OP] = "an operation",     [KVS_HOOK_SUBMIT] = "a submission", [KVS_HOOK_FILE] = "a file",
+};
+
 kvs_status kvs_hook_ask(kvs_device *device, int point)
 {
-    const int answer = kvs_hooks_call(&device->hooks, point);
+    const int answer = kvs_hooks_ask(&device->hooks, point);
     if (answer == KVS_OK || (answer == KVS_PENDING && point == KVS_HOOK_COPY)) {
         return (kvs_status)answer;
     }
     if (answer > 0) {
-        return kvs_fail(device, KVS_EINVAL, "the fault hook answered %d at point %d", answer,
-                        point);
+        return kvs_fail(device, KVS_EINVAL, "the fault hook answered %d at %s", answer, point_names[point]);
     }
-    return kvs_fail(device, (kvs_status)answer, "the fault hook made point %d fail with %s", point,
+    return kvs_fail(device, (kvs_status)answer, "the fault hook made %s fail with %s", point_names[point],
                     kvs_status_name(answer));
+}
+
+kvs_status kvs_device_ask_hook(kvs_device *device, int point)
+{
+    if (device == NULL || point != KVS_HOOK_FILE) {
+        return kvs_fail(device, KVS_EINVAL, "point %d of the fault hook is not the caller's", point);
+    }
+    return kvs_hook_ask(device, point);
+}
+
+kvs_status kvs_device_submit(kvs_device *device, const kvs_copy *copies, uint32_t n_copies)
+{
+    const kvs_status status = kvs_hook_ask(device, KVS_HOOK_SUBMIT);
+    return status == KVS_OK ? device->backend->copy_submit_many(device->backend_self, copies, n_copies) : status;
+}
+
+static kvs_status require_deferred(kvs_device *device)
+{
+    if (!kvs_device_has(device, KVS_DEVICE_DEFERRED)) {
+        return kvs_fail(device, KVS_EINVAL,
+                        "copies are run by the copy thread: the device is not deferred");
+    }
+    return KVS_OK;
+}
+
+kvs_status kvs_device_set_chooser(kvs_device *device, kvs_chooser choose, void *user)
+{
+    const kvs_status status = device == NULL ? KVS_EINVAL : require_deferred(device);
+    if (status == KVS_OK) {
+        device->schedule.choose = choose;
+        device->schedule.user = user;
+    }
+    return status;
+}
+
+bool kvs_device_has_chooser(const kvs_device *device)
+{
+    return device->schedule.choose != NULL;
+}
+
+uint32_t kvs_device_choose(kvs_device *device, uint32_t offered)
+{
+    return kvs_schedule_next(&device->schedule, offered);
 }
 
 kvs_status kvs_device_run_copies(kvs_device *device, uint32_t limit, uint32_t *ran)
 {
     if (device == NULL || ran == NULL) {
-        return KVS_EINVAL;
+        return kvs_refuse(device);
     }
-    if (!kvs_device_has(device, KVS_DEVICE_DEFERRED)) {
-        return kvs_fail(device, KVS_EINVAL,
-                        "copies are run by the copy thread: the device is not deferred");
+    const kvs_status status = require_deferred(device);
+    if (status != KVS_OK) {
+        return status;
     }
     const uint64_t failed_before = load(&device->failed_copies);
     *ran = device->backend->copy_run(device->backend_self, limit);

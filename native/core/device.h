@@ -20,6 +20,9 @@ static inline bool kvs_device_has(const kvs_device *device, kvs_device_flag flag
     return (kvs_device_flags(device) & (uint32_t)flag) != 0;
 }
 
+/* Queue copies in order: all or none. errors: the backend's; the hook's */
+kvs_status kvs_device_submit(kvs_device *device, const kvs_copy *copies, uint32_t n_copies);
+
 /* Buffers. */
 kvs_device *kvs_buffer_device(const kvs_buffer *buffer);
 uint64_t kvs_buffer_address(const kvs_buffer *buffer);

@@ -77,14 +77,14 @@ static kvs_status check_bind(kvs_tape *tape, kvs_arena *arena, kvs_lease *worksp
 kvs_status kvs_tape_bind(kvs_tape *tape, kvs_arena *arena, kvs_lease *workspace, kvs_pager *pager, kvs_binding **binding)
 {
     if (tape == NULL || arena == NULL || workspace == NULL || binding == NULL) {
-        return KVS_EINVAL;
+        return kvs_refuse(tape == NULL ? NULL : tape->device);
     }
     kvs_status status = check_bind(tape, arena, workspace, pager);
     if (status != KVS_OK) {
         return status;
     }
     kvs_binding *made = kvs_object_alloc(tape->device, sizeof *made);
-    kvs_bound_op *ops = made == NULL ? NULL : kvs_array_alloc(tape->n_ops, sizeof *ops);
+    kvs_bound_op *ops = made == NULL ? NULL : kvs_array_alloc(tape->device, tape->n_ops, sizeof *ops);
     if (ops == NULL) {
         if (made != NULL) {
             kvs_object_free(tape->device, made);
@@ -235,7 +235,7 @@ static kvs_status open_state(const kvs_binding *binding, const kvs_pass_desc *pa
 kvs_status kvs_binding_run(kvs_binding *binding, const kvs_pass_desc *pass)
 {
     if (binding == NULL || pass == NULL) {
-        return KVS_EINVAL;
+        return kvs_refuse(binding == NULL ? NULL : binding->device);
     }
     kvs_status status = check_pass(binding, pass);
     if (status != KVS_OK) {

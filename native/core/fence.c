@@ -20,7 +20,7 @@ struct kvs_fence {
 kvs_status kvs_fence_create(kvs_device *device, kvs_fence **fence)
 {
     if (device == NULL || fence == NULL) {
-        return KVS_EINVAL;
+        return kvs_refuse(device);
     }
     const kvs_status asked = kvs_hook_ask(device, KVS_HOOK_FENCE);
     if (asked != KVS_OK) {
@@ -127,7 +127,8 @@ kvs_status kvs_fence_query(kvs_fence *fence)
     if (fence == NULL) {
         return KVS_EINVAL;
     }
-    return (kvs_status)atomic_load_explicit(&fence->status, memory_order_acquire);
+    const kvs_status status = (kvs_status)atomic_load_explicit(&fence->status, memory_order_acquire);
+    return status < 0 ? kvs_fail(fence->device, status, "the fence completed with %s", kvs_status_name(status)) : status;
 }
 
 kvs_status kvs_fence_wait(kvs_fence *fence, uint64_t timeout_ns)

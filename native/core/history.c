@@ -108,7 +108,7 @@ static kvs_status reserve(kvs_host *host)
 kvs_status kvs_host_create(kvs_device *device, uint64_t bytes, kvs_host **host)
 {
     if (device == NULL || host == NULL) {
-        return KVS_EINVAL;
+        return kvs_refuse(device);
     }
     if (bytes == 0) {
         return kvs_fail(device, KVS_EINVAL, "host history of 0 bytes");
@@ -121,7 +121,7 @@ kvs_status kvs_host_create(kvs_device *device, uint64_t bytes, kvs_host **host)
     made->device = device;
     made->bytes = bytes;
     const uint64_t n_words = kvs_div_up(kvs_div_up(bytes, TOUCH_BYTES), 64);
-    made->touched = kvs_array_alloc((size_t)n_words, sizeof *made->touched);
+    made->touched = kvs_array_alloc(device, (size_t)n_words, sizeof *made->touched);
     kvs_status status = KVS_ENOMEM;
     if (made->touched == NULL) {
         (void)kvs_fail(device, status, "need %llu bytes to keep account of host history",
@@ -189,7 +189,7 @@ static kvs_status copy_wait(kvs_host *host, uint64_t offset, uint64_t address, u
         .done_value = 1,
         .failed = &failed,
     };
-    kvs_status status = view.backend->copy_submit(view.self, &copy);
+    kvs_status status = kvs_device_submit(host->device, &copy, 1);
     if (status != KVS_OK) {
         return status;
     }

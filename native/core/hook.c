@@ -38,9 +38,6 @@ void kvs_hooks_set(kvs_hooks *hooks, kvs_hook hook, void *user)
 int kvs_hooks_call(kvs_hooks *hooks, int point)
 {
     const uint64_t index = atomic_fetch_add_explicit(&hooks->calls[point], 1, memory_order_relaxed);
-    if (!atomic_load_explicit(&hooks->is_set, memory_order_relaxed)) {
-        return 0;
-    }
     kvs_mutex_lock(&hooks->mutex);
     const kvs_hook hook = hooks->hook;
     void *user = hooks->user;

@@ -7,7 +7,7 @@
 
 #include <stdatomic.h>
 
-enum { KVS_HOOK_POINTS = KVS_HOOK_OP + 1 };
+enum { KVS_HOOK_POINTS = KVS_HOOK_FILE + 1 };
 
 typedef struct kvs_hooks {
     _Atomic uint64_t calls[KVS_HOOK_POINTS];
@@ -26,7 +26,14 @@ void kvs_hooks_destroy(kvs_hooks *hooks);
  * afterwards. */
 void kvs_hooks_set(kvs_hooks *hooks, kvs_hook hook, void *user);
 
-/* Count a call at this point and return the hook's answer; 0 without one. */
+/* Count a call at this point and return the hook's answer. */
 int kvs_hooks_call(kvs_hooks *hooks, int point);
+
+/* The answer, 0 without a hook: then this branch is all it costs. */
+static inline int kvs_hooks_ask(kvs_hooks *hooks, int point)
+{
+    const bool is_set = atomic_load_explicit(&hooks->is_set, memory_order_relaxed) != 0;
+    return __builtin_expect(is_set, 0) ? kvs_hooks_call(hooks, point) : 0;
+}
 
 #endif

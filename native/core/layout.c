@@ -37,12 +37,8 @@ static kvs_status make_room(kvs_layout *layout, kvs_device *device)
     if (layout->n_places < layout->room) {
         return KVS_OK;
     }
-    const kvs_status status = kvs_hook_ask(device, KVS_HOOK_ALLOC);
-    if (status != KVS_OK) {
-        return status;
-    }
     const uint32_t room = layout->room == 0 ? FIRST_ROOM : layout->room * 2;
-    kvs_placed *places = kvs_array_alloc(room, sizeof *places);
+    kvs_placed *places = kvs_array_alloc(device, room, sizeof *places);
     if (places == NULL) {
         return kvs_fail(device, KVS_ENOMEM, "need room for %u regions", room);
     }

@@ -77,7 +77,7 @@ static kvs_status acquire(kvs_arena *arena, uint64_t region_id, kvs_lease *made)
 kvs_status kvs_arena_acquire(kvs_arena *arena, uint64_t region_id, kvs_lease **lease)
 {
     if (arena == NULL || lease == NULL) {
-        return KVS_EINVAL;
+        return kvs_refuse(arena == NULL ? NULL : arena->bounds.device);
     }
     kvs_device *device = arena->bounds.device;
     kvs_lease *made = kvs_object_alloc(device, sizeof *made);
@@ -98,7 +98,9 @@ kvs_status kvs_arena_acquire(kvs_arena *arena, uint64_t region_id, kvs_lease **l
 
 void kvs_lease_retain(kvs_lease *lease)
 {
-    (void)atomic_fetch_add_explicit(&lease->claims, 1, memory_order_relaxed);
+    if (lease != NULL) {
+        (void)atomic_fetch_add_explicit(&lease->claims, 1, memory_order_relaxed);
+    }
 }
 
 void kvs_lease_release(kvs_lease *lease)
@@ -173,7 +175,7 @@ void kvs_arena_collect(kvs_arena *arena)
 kvs_status kvs_lease_get_info(kvs_lease *lease, kvs_lease_info *info)
 {
     if (lease == NULL || !KVS_STRUCT_OK(info)) {
-        return KVS_EINVAL;
+        return kvs_refuse(lease == NULL ? NULL : lease->arena->bounds.device);
     }
     kvs_arena *arena = lease->arena;
     kvs_mutex_lock(&arena->mutex);

@@ -30,7 +30,7 @@ static void free_tables(kvs_pager *pager)
 kvs_status kvs_pager_create(kvs_cache *cache, kvs_pager **pager)
 {
     if (cache == NULL || pager == NULL) {
-        return KVS_EINVAL;
+        return kvs_refuse(cache == NULL ? NULL : kvs_cache_device(cache));
     }
     kvs_device *device = kvs_cache_device(cache);
     kvs_cache_info info = {.struct_size = sizeof info};
@@ -46,11 +46,11 @@ kvs_status kvs_pager_create(kvs_cache *cache, kvs_pager **pager)
     made->cache = cache;
     made->n_layers = info.n_layers;
     made->slot_bytes = info.max_record_bytes;
-    made->where = kvs_array_alloc(info.n_layers, sizeof *made->where);
-    made->pass = kvs_array_alloc(info.n_layers, sizeof *made->pass);
-    made->tables = kvs_array_alloc(info.n_layers, sizeof *made->tables);
-    made->capacity = kvs_array_alloc(info.n_layers, sizeof *made->capacity);
-    made->lookahead_prefix = kvs_array_alloc(info.n_layers, sizeof *made->lookahead_prefix);
+    made->where = kvs_array_alloc(device, info.n_layers, sizeof *made->where);
+    made->pass = kvs_array_alloc(device, info.n_layers, sizeof *made->pass);
+    made->tables = kvs_array_alloc(device, info.n_layers, sizeof *made->tables);
+    made->capacity = kvs_array_alloc(device, info.n_layers, sizeof *made->capacity);
+    made->lookahead_prefix = kvs_array_alloc(device, info.n_layers, sizeof *made->lookahead_prefix);
     if (made->where == NULL || made->pass == NULL || made->tables == NULL || made->capacity == NULL ||
         made->lookahead_prefix == NULL) {
         free_tables(made);
@@ -100,6 +100,13 @@ static kvs_status check_placement(const kvs_pager *pager, uint64_t pool_bytes, c
     if (*n_slots > pool_bytes / pager->slot_bytes) {
         return kvs_fail(pager->device, KVS_ENOSPACE, "pool: need %llu slots of %llu bytes, have %llu", (kvs_ull)*n_slots,
                         (kvs_ull)pager->slot_bytes, (kvs_ull)(pool_bytes / pager->slot_bytes));
+    }
+    for (uint32_t layer = 0; layer < placement->n_layers; layer++) {
+        const uint64_t most = (uint64_t)placement->resident_pages[layer] * KVS_PAGE_TOKENS;
+        if (placement->max_rows > most) {
+            return kvs_fail(pager->device, KVS_EINVAL, "placement: a pass of %u rows, layer %u has room for %llu",
+                            placement->max_rows, layer, (kvs_ull)most);
+        }
     }
     return KVS_OK;
 }
@@ -160,8 +167,8 @@ static kvs_status divide(kvs_pager *pager, kvs_lease *pool, const kvs_placement 
     if (status != KVS_OK) {
         return status;
     }
-    kvs_slot *slots = kvs_array_alloc((size_t)n_slots, sizeof *slots);
-    uint32_t *free_slots = kvs_array_alloc((size_t)n_slots, sizeof *free_slots);
+    kvs_slot *slots = kvs_array_alloc(pager->device, (size_t)n_slots, sizeof *slots);
+    uint32_t *free_slots = kvs_array_alloc(pager->device, (size_t)n_slots, sizeof *free_slots);
     kvs_ring *ring = NULL;
     /* A new ring poisons its slots: no copy of the old one's lookahead may still be on its way there. */
     (void)kvs_pager_cancel_ring(pager);
@@ -200,7 +207,7 @@ static kvs_status check_idle(const kvs_pager *pager)
 kvs_status kvs_pager_attach(kvs_pager *pager, kvs_lease *pool, const kvs_placement *placement)
 {
     if (pager == NULL || pool == NULL) {
-        return KVS_EINVAL;
+        return kvs_refuse(pager == NULL ? NULL : pager->device);
     }
     if (pager->lease != NULL) {
         return kvs_fail(pager->device, KVS_EBUSY, "the pager has a pool");
@@ -291,7 +298,7 @@ kvs_status kvs_pager_forget(kvs_pager *pager)
 kvs_status kvs_pager_truncate(kvs_pager *pager, kvs_seq *seq, uint64_t n_tokens)
 {
     if (pager == NULL || seq == NULL) {
-        return KVS_EINVAL;
+        return kvs_refuse(pager == NULL ? NULL : pager->device);
     }
     kvs_status status = check_idle(pager);
     if (status == KVS_OK) {
@@ -316,7 +323,7 @@ kvs_status kvs_pager_truncate(kvs_pager *pager, kvs_seq *seq, uint64_t n_tokens)
 kvs_status kvs_pager_drop(kvs_pager *pager, kvs_seq *seq)
 {
     if (pager == NULL || seq == NULL) {
-        return KVS_EINVAL;
+        return kvs_refuse(pager == NULL ? NULL : pager->device);
     }
     if (pager->current != seq) {
         return KVS_OK;
@@ -336,7 +343,7 @@ kvs_status kvs_pager_drop(kvs_pager *pager, kvs_seq *seq)
 kvs_status kvs_pager_forecast(kvs_pager *pager, kvs_seq *seq, uint32_t n_rows, kvs_pass_forecast *forecast)
 {
     if (pager == NULL || seq == NULL || !KVS_STRUCT_OK(forecast)) {
-        return KVS_EINVAL;
+        return kvs_refuse(pager == NULL ? NULL : pager->device);
     }
     kvs_status status = kvs_pager_check_rows(pager, seq, n_rows);
     if (status != KVS_OK) {
@@ -374,7 +381,7 @@ kvs_status kvs_pager_check_layers(kvs_pager *pager, const kvs_kv_layer *layer, u
 kvs_status kvs_pager_get_info(kvs_pager *pager, kvs_pager_info *info)
 {
     if (pager == NULL || !KVS_STRUCT_OK(info)) {
-        return KVS_EINVAL;
+        return kvs_refuse(pager == NULL ? NULL : pager->device);
     }
     kvs_ring_info ring = {.struct_size = sizeof ring};
     if (pager->ring != NULL) {

@@ -5,7 +5,6 @@
 /* Bring `rows` published rows of a page column's layer into a slot. */
 static kvs_status load_page(kvs_pager *pager, uint32_t layer, const kvs_page_view *source, uint32_t slot)
 {
-    struct kvs_device_view backend = kvs_device_backend(pager->device);
     uint64_t bytes = kvs_cache_record(pager->cache, layer)->record_bytes;
     kvs_copy copy = {.host_base = kvs_host_base(source->host),
                      .host_offset = kvs_page_host_offset(pager->cache, source, layer),
@@ -15,7 +14,7 @@ static kvs_status load_page(kvs_pager *pager, uint32_t layer, const kvs_page_vie
                      .done = &pager->loads.done,
                      .done_value = pager->loads.submitted + 1,
                      .failed = &pager->loads.failed};
-    kvs_status status = backend.backend->copy_submit(backend.self, &copy);
+    kvs_status status = kvs_device_submit(pager->device, &copy, 1);
     if (status != KVS_OK) {
         return status;
     }
@@ -104,6 +103,9 @@ kvs_status kvs_pager_wait_loads(kvs_pager *pager, uint64_t ticket)
     struct kvs_device_view backend = kvs_device_backend(pager->device);
     if (atomic_load_explicit(&pager->loads.done, memory_order_acquire) >= ticket &&
         atomic_load(&pager->loads.failed) == 0) {
+        if (backend.backend->counter_seen != NULL) {
+            backend.backend->counter_seen(backend.self, &pager->loads.done, ticket);
+        }
         return KVS_OK;
     }
     kvs_status status = backend.backend->wait_counter(backend.self, &pager->loads.done, ticket, NULL);

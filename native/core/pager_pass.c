@@ -76,7 +76,7 @@ static kvs_status plan_layer(kvs_pager *pager, uint32_t layer, kvs_span *spans)
 
 static kvs_status plan_pass(kvs_pager *pager)
 {
-    kvs_span *spans = kvs_array_alloc((size_t)pager->active_pages, sizeof *spans);
+    kvs_span *spans = kvs_array_alloc(pager->device, (size_t)pager->active_pages, sizeof *spans);
     if (spans == NULL) {
         return kvs_fail(pager->device, KVS_ENOMEM, "no memory for %llu spans", (kvs_ull)pager->active_pages);
     }
@@ -166,7 +166,7 @@ kvs_status kvs_pager_check_rows(const kvs_pager *pager, const kvs_seq *seq, uint
 kvs_status kvs_pager_begin(kvs_pager *pager, kvs_seq *seq, uint32_t n_rows)
 {
     if (pager == NULL || seq == NULL) {
-        return KVS_EINVAL;
+        return kvs_refuse(pager == NULL ? NULL : pager->device);
     }
     kvs_status status = pager->is_in_pass ? kvs_fail(pager->device, KVS_EBUSY, "a pass is open")
                                           : kvs_pager_check_rows(pager, seq, n_rows);

@@ -17,8 +17,7 @@ static kvs_status flush(struct batch *batch)
     if (batch->n_copies == 0) {
         return KVS_OK;
     }
-    struct kvs_device_view backend = kvs_device_backend(batch->pager->device);
-    kvs_status status = backend.backend->copy_submit_many(backend.self, batch->copies, batch->n_copies);
+    kvs_status status = kvs_device_submit(batch->pager->device, batch->copies, batch->n_copies);
     if (status == KVS_OK) {
         batch->pager->publishes.submitted += batch->n_copies;
     }

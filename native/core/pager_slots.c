@@ -11,8 +11,8 @@ uint64_t kvs_pager_slot_address(const kvs_pager *pager, uint32_t slot)
 
 static kvs_status widen(kvs_pager *pager, uint32_t layer, uint64_t n_pages)
 {
-    uint32_t *where = kvs_array_alloc((size_t)n_pages, sizeof *where);
-    uint64_t *table = kvs_array_alloc((size_t)n_pages, sizeof *table);
+    uint32_t *where = kvs_array_alloc(pager->device, (size_t)n_pages, sizeof *where);
+    uint64_t *table = kvs_array_alloc(pager->device, (size_t)n_pages, sizeof *table);
     if (where == NULL || table == NULL) {
         kvs_array_free(where);
         kvs_array_free(table);

@@ -8,7 +8,7 @@ enum { FIRST_ROOM = 4 };
 kvs_status kvs_coordinator_create(kvs_arena *arena, kvs_coordinator **coordinator)
 {
     if (arena == NULL || coordinator == NULL) {
-        return KVS_EINVAL;
+        return kvs_refuse(arena == NULL ? NULL : arena->bounds.device);
     }
     kvs_device *device = kvs_arena_device(arena);
     kvs_arena_info info = {.struct_size = sizeof info};
@@ -89,12 +89,8 @@ static kvs_status make_room(kvs_device *device, void **items, uint32_t n_items, 
     if (n_items < *room) {
         return KVS_OK;
     }
-    const kvs_status status = kvs_hook_ask(device, KVS_HOOK_ALLOC);
-    if (status != KVS_OK) {
-        return status;
-    }
     const uint32_t new_room = *room == 0 ? FIRST_ROOM : *room * 2;
-    void *grown = kvs_array_alloc(new_room, item_bytes);
+    void *grown = kvs_array_alloc(device, new_room, item_bytes);
     if (grown == NULL) {
         return kvs_fail(device, KVS_ENOMEM, "need room for %u items of a coordinator", new_room);
     }
@@ -144,7 +140,7 @@ kvs_status kvs_coordinator_add_phase(kvs_coordinator *coordinator, const kvs_pha
                                      uint32_t n_regions, uint32_t *phase)
 {
     if (coordinator == NULL || phase == NULL) {
-        return KVS_EINVAL;
+        return kvs_refuse(coordinator == NULL ? NULL : coordinator->device);
     }
     if (regions == NULL || n_regions == 0) {
         return kvs_fail(coordinator->device, KVS_EINVAL, "a phase without regions");
@@ -224,7 +220,7 @@ static kvs_status admit(kvs_coordinator *coordinator)
 kvs_status kvs_coordinator_admit(kvs_coordinator *coordinator, uint64_t *ticket)
 {
     if (coordinator == NULL || ticket == NULL) {
-        return KVS_EINVAL;
+        return kvs_refuse(coordinator == NULL ? NULL : coordinator->device);
     }
     kvs_mutex_lock(&coordinator->mutex);
     const kvs_status status = admit(coordinator);
@@ -270,7 +266,7 @@ kvs_status kvs_coordinator_cancel(kvs_coordinator *coordinator)
 kvs_status kvs_coordinator_get_info(kvs_coordinator *coordinator, kvs_coordinator_info *info)
 {
     if (coordinator == NULL || !KVS_STRUCT_OK(info)) {
-        return KVS_EINVAL;
+        return kvs_refuse(coordinator == NULL ? NULL : coordinator->device);
     }
     kvs_mutex_lock(&coordinator->mutex);
     info->state = (uint32_t)coordinator->state;

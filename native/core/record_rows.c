@@ -8,7 +8,10 @@ static kvs_status open_rows(kvs_device *device, const kvs_kv_layer *layer, const
 {
     const kvs_status status = kvs_record_layout(layer, info);
     if (status != KVS_OK) {
-        return status;
+        return layer == NULL ? kvs_fail(device, status, "no geometry of the record")
+                             : kvs_fail(device, status, "no record holds %u heads of %u and %u values as types %d and %d",
+                                        layer->n_kv_heads, layer->head_dim_k, layer->head_dim_v, (int)layer->type_k,
+                                        (int)layer->type_v);
     }
     if (record == NULL) {
         return kvs_fail(device, KVS_EINVAL, "no record");

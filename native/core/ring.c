@@ -96,7 +96,7 @@ kvs_status kvs_ring_create(kvs_device *device, const kvs_ring_desc *desc, kvs_ri
     if (made == NULL) {
         return KVS_ENOMEM;
     }
-    kvs_ring_run *runs = kvs_array_alloc(FIRST_RUNS, sizeof *runs);
+    kvs_ring_run *runs = kvs_array_alloc(device, FIRST_RUNS, sizeof *runs);
     if (runs == NULL) {
         kvs_object_free(device, made);
         return kvs_fail(device, KVS_ENOMEM, "ring: no memory for %u runs", FIRST_RUNS);

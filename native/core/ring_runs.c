@@ -12,7 +12,7 @@ bool kvs_ring_reserve_runs(kvs_ring *ring, uint64_t more)
         return false;
     }
     if (capacity != ring->runs_capacity) {
-        kvs_ring_run *runs = kvs_array_alloc((size_t)capacity, sizeof *runs);
+        kvs_ring_run *runs = kvs_array_alloc(ring->device, (size_t)capacity, sizeof *runs);
         if (runs == NULL) {
             return false;
         }

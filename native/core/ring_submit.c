@@ -7,7 +7,7 @@ static bool reserve_copies(kvs_ring *ring, uint64_t need)
         return true;
     }
     const uint64_t capacity = need * 2;
-    kvs_copy *copies = capacity > UINT32_MAX ? NULL : kvs_array_alloc((size_t)capacity, sizeof *copies);
+    kvs_copy *copies = capacity > UINT32_MAX ? NULL : kvs_array_alloc(ring->device, (size_t)capacity, sizeof *copies);
     if (copies == NULL) {
         return false;
     }
@@ -137,8 +137,7 @@ kvs_status kvs_ring_submit(kvs_ring *ring, const kvs_demand *demands, uint32_t n
     const uint64_t begin = kvs_ring_submitted(ring);
     /* Before the engine can finish one of them: ready never exceeds submitted. */
     atomic_store_explicit(&ring->submitted, end, memory_order_release);
-    const struct kvs_device_view view = kvs_device_backend(ring->device);
-    status = view.backend->copy_submit_many(view.self, ring->copies, n_copies);
+    status = kvs_device_submit(ring->device, ring->copies, n_copies);
     if (status < 0) {
         atomic_store_explicit(&ring->submitted, begin, memory_order_release);
         return status;

@@ -11,19 +11,9 @@ kvs_cache *kvs_seq_cache(const kvs_seq *seq)
     return seq->cache;
 }
 
-uint64_t kvs_seq_ctx_tokens(const kvs_seq *seq)
-{
-    return seq->ctx_tokens;
-}
-
 uint64_t kvs_seq_committed(const kvs_seq *seq)
 {
     return seq->committed;
-}
-
-uint64_t kvs_seq_appended(const kvs_seq *seq)
-{
-    return seq->appended;
 }
 
 uint64_t kvs_seq_generation(const kvs_seq *seq)
@@ -56,18 +46,6 @@ static uint64_t least(uint64_t a, uint64_t b)
     return a < b ? a : b;
 }
 
-/* Rows of a page that lie below `tokens`. */
-static uint64_t rows_below(uint64_t page, uint64_t tokens)
-{
-    const uint64_t begin = page * KVS_PAGE_TOKENS;
-    return tokens <= begin ? 0 : least(tokens - begin, KVS_PAGE_TOKENS);
-}
-
-static bool is_shared(const kvs_page *page)
-{
-    return page->n_holders + page->n_waiting > 1;
-}
-
 /* A shared column may hold more rows than this sequence has. */
 static void view_column(const kvs_page *page, uint64_t n_rows, kvs_page_view *view)
 {
@@ -95,7 +73,7 @@ kvs_status kvs_seq_view_page(const kvs_seq *seq, uint64_t page, kvs_page_view *v
 {
     const kvs_status status = find_page(seq, page);
     if (status == KVS_OK) {
-        view_column(seq->pages[page], rows_below(page, seq->appended), view);
+        view_column(seq->pages[page], kvs_rows_below(page, seq->appended), view);
     }
     return status;
 }
@@ -138,12 +116,12 @@ kvs_status kvs_page_set_published(kvs_seq *seq, uint64_t page, uint64_t rows)
     if (status < 0) {
         return status;
     }
-    if (rows > rows_below(page, seq->appended)) {
+    if (rows > kvs_rows_below(page, seq->appended)) {
         return kvs_fail(seq->cache->device, KVS_EINVAL, "page %llu: %llu rows published, %llu appended", (kvs_ull)page,
-                        (kvs_ull)rows, (kvs_ull)rows_below(page, seq->appended));
+                        (kvs_ull)rows, (kvs_ull)kvs_rows_below(page, seq->appended));
     }
     kvs_page *column = seq->pages[page];
-    if (is_shared(column) && rows < column->published_rows) {
+    if (kvs_page_is_shared(column) && rows < column->published_rows) {
         return kvs_fail(seq->cache->device, KVS_EBUSY, "page %llu: %llu rows, others rely on %llu", (kvs_ull)page,
                         (kvs_ull)rows, (kvs_ull)column->published_rows);
     }
@@ -162,7 +140,7 @@ static kvs_status make_seq(kvs_cache *cache, uint64_t ctx_tokens, kvs_seq **seq)
     }
     made->pages = ctx_pages > SIZE_MAX / sizeof *made->pages
                       ? NULL
-                      : kvs_array_alloc((size_t)ctx_pages, sizeof *made->pages);
+                      : kvs_array_alloc(cache->device, (size_t)ctx_pages, sizeof *made->pages);
     if (made->pages == NULL) {
         kvs_object_free(cache->device, made);
         return kvs_fail(cache->device, KVS_ENOMEM, "no memory for the page list of %llu tokens", (kvs_ull)ctx_tokens);
@@ -329,7 +307,7 @@ static void replace_last_page(kvs_seq *seq, kvs_page *column)
     old->n_waiting++;
     seq->source = old;
     seq->source_page = seq->n_pages - 1;
-    seq->source_rows = rows_below(seq->n_pages - 1, seq->committed);
+    seq->source_rows = kvs_rows_below(seq->n_pages - 1, seq->committed);
 }
 
 /* What an earlier, longer history published of a private last page is no longer of this one. */
@@ -337,8 +315,8 @@ static void forget_rows(kvs_seq *seq)
 {
     if (seq->n_pages != 0) {
         kvs_page *last = seq->pages[seq->n_pages - 1];
-        if (!is_shared(last)) {
-            last->published_rows = least(last->published_rows, rows_below(seq->n_pages - 1, seq->committed));
+        if (!kvs_page_is_shared(last)) {
+            last->published_rows = least(last->published_rows, kvs_rows_below(seq->n_pages - 1, seq->committed));
         }
     }
 }
@@ -353,10 +331,10 @@ kvs_status kvs_seq_append(kvs_seq *seq, uint64_t n_tokens)
         return status;
     }
     const bool is_partly_filled = seq->committed % KVS_PAGE_TOKENS != 0;
-    const bool replaces = is_partly_filled && is_shared(seq->pages[seq->n_pages - 1]);
+    const bool replaces = is_partly_filled && kvs_page_is_shared(seq->pages[seq->n_pages - 1]);
     const uint64_t begin = replaces ? seq->n_pages - 1 : seq->n_pages;
     const uint64_t end = kvs_div_up(seq->committed + n_tokens, KVS_PAGE_TOKENS);
-    kvs_page **made = kvs_array_alloc((size_t)(end - begin), sizeof *made);
+    kvs_page **made = kvs_array_alloc(seq->cache->device, (size_t)(end - begin), sizeof *made);
     kvs_extent *extent = seq->extent;
     if (made == NULL) {
         return kvs_fail(seq->cache->device, KVS_ENOMEM, "append: no memory for %llu pages", (kvs_ull)(end - begin));
@@ -403,7 +381,7 @@ static void settle_source(kvs_seq *seq)
         drop_source(seq);
         return;
     }
-    if (rows_below(seq->source_page, seq->committed) <= seq->source_rows) {
+    if (kvs_rows_below(seq->source_page, seq->committed) <= seq->source_rows) {
         kvs_page *replacement = seq->pages[seq->source_page];
         seq->pages[seq->source_page] = seq->source;
         seq->source->n_holders++;
@@ -490,92 +468,11 @@ kvs_status kvs_seq_get_page(kvs_seq *seq, uint32_t layer, uint64_t page, kvs_pag
         return status;
     }
     kvs_page_view view;
-    view_column(seq->pages[page], rows_below(page, seq->appended), &view);
+    view_column(seq->pages[page], kvs_rows_below(page, seq->appended), &view);
     info->n_holders = view.n_holders;
     info->page_id = view.page_id;
     info->published_rows = view.published_rows;
     info->host_offset_bytes = kvs_page_host_offset(seq->cache, &view, layer);
     info->extent_id = view.extent_id;
     return KVS_OK;
-}
-
-/* ---- save, load ---- */
-
-kvs_status kvs_seq_read_page_wait(kvs_seq *seq, uint32_t layer, uint64_t page, void *record)
-{
-    if (seq == NULL || record == NULL) {
-        return kvs_fail(seq == NULL ? NULL : seq->cache->device, KVS_EINVAL, "page: no place for its record");
-    }
-    const kvs_status status = find_record(seq, layer, page);
-    if (status < 0) {
-        return status;
-    }
-    kvs_page_view view;
-    view_column(seq->pages[page], rows_below(page, seq->appended), &view);
-    if (view.published_rows == 0) {
-        return kvs_fail(seq->cache->device, KVS_ENOTFOUND, "page %llu: no row is published", (kvs_ull)page);
-    }
-    return kvs_host_read_wait(view.host, kvs_page_host_offset(seq->cache, &view, layer), record,
-                              seq->cache->records[layer].record_bytes);
-}
-
-/* A column is read layer by layer; until the last one it holds a mixture that nobody may use. Its bytes change: what a device
- * holds under the old id is no longer this page. */
-static void begin_loading(kvs_cache *cache, kvs_page *column, uint64_t rows)
-{
-    column->published_rows = 0;
-    if (column->n_loaded == 0) {
-        column->id = cache->next_page_id++;
-    } else if (column->loading_rows != rows) {
-        column->n_loaded = 0;
-        memset(column->is_loaded, 0, cache->n_layers);
-    }
-    column->loading_rows = rows;
-}
-
-static void note_loaded(kvs_seq *seq, uint32_t layer, uint64_t page)
-{
-    kvs_page *column = seq->pages[page];
-    column->n_loaded += column->is_loaded[layer] == 0;
-    column->is_loaded[layer] = 1;
-    if (column->n_loaded != seq->cache->n_layers) {
-        return;
-    }
-    column->published_rows = column->loading_rows;
-    column->n_loaded = 0;
-    memset(column->is_loaded, 0, seq->cache->n_layers);
-    if (seq->source != NULL && seq->source_page == page) {
-        drop_source(seq);
-    }
-}
-
-kvs_status kvs_seq_write_page_wait(kvs_seq *seq, uint32_t layer, uint64_t page, const void *record, uint64_t rows)
-{
-    if (seq == NULL || record == NULL) {
-        return kvs_fail(seq == NULL ? NULL : seq->cache->device, KVS_EINVAL, "page: no record");
-    }
-    kvs_status status = find_record(seq, layer, page);
-    if (status < 0) {
-        return status;
-    }
-    if (rows == 0 || rows > rows_below(page, seq->committed)) {
-        return kvs_fail(seq->cache->device, KVS_EINVAL, "page %llu: %llu rows, %llu are committed", (kvs_ull)page,
-                        (kvs_ull)rows, (kvs_ull)rows_below(page, seq->committed));
-    }
-    kvs_page *column = seq->pages[page];
-    if (is_shared(column)) {
-        return kvs_fail(seq->cache->device, KVS_EBUSY, "page %llu: %u sequences hold it and %u wait for its rows",
-                        (kvs_ull)page, column->n_holders, column->n_waiting);
-    }
-    begin_loading(seq->cache, column, rows);
-    seq->generation++;
-    seq->n_rewrites++;
-    kvs_page_view view;
-    view_column(column, rows, &view);
-    status = kvs_host_write_wait(view.host, kvs_page_host_offset(seq->cache, &view, layer), record,
-                                 seq->cache->records[layer].record_bytes);
-    if (status == KVS_OK) {
-        note_loaded(seq, layer, page);
-    }
-    return status;
 }

@@ -1,4 +1,4 @@
-#include "core/span.h"
+#include "kvstream/span.h"
 
 #include "core/device.h"
 
@@ -172,7 +172,9 @@ kvs_status kvs_span_plan_make(kvs_device *device, const kvs_span_desc *desc, kvs
 
 void kvs_span_plan_retain(kvs_span_plan *plan)
 {
-    atomic_fetch_add_explicit(&plan->n_claims, 1, memory_order_relaxed);
+    if (plan != NULL) {
+        atomic_fetch_add_explicit(&plan->n_claims, 1, memory_order_relaxed);
+    }
 }
 
 void kvs_span_plan_release(kvs_span_plan *plan)
@@ -187,36 +189,6 @@ void kvs_span_plan_release(kvs_span_plan *plan)
 }
 
 /* ---- reports ---- */
-
-kvs_device *kvs_span_plan_device(const kvs_span_plan *plan)
-{
-    return plan->device;
-}
-
-const kvs_kv_layer *kvs_span_plan_layer(const kvs_span_plan *plan)
-{
-    return &plan->layer;
-}
-
-const kvs_record_info *kvs_span_plan_record(const kvs_span_plan *plan)
-{
-    return &plan->record;
-}
-
-uint64_t kvs_span_plan_active_tokens(const kvs_span_plan *plan)
-{
-    return plan->active_tokens;
-}
-
-uint64_t kvs_span_plan_pages(const kvs_span_plan *plan)
-{
-    return plan->n_pages;
-}
-
-uint32_t kvs_span_plan_query_rows(const kvs_span_plan *plan)
-{
-    return plan->n_query_rows;
-}
 
 kvs_status kvs_span_plan_get_info(kvs_span_plan *plan, kvs_span_plan_info *info)
 {
@@ -286,7 +258,7 @@ kvs_status kvs_attend_run(kvs_device *device, const kvs_attend_desc *desc)
         return status;
     }
     const kvs_span_plan *plan = desc->plan;
-    uint64_t *pages = plan->n_pages > SIZE_MAX ? NULL : kvs_array_alloc((size_t)plan->n_pages, sizeof *pages);
+    uint64_t *pages = plan->n_pages > SIZE_MAX ? NULL : kvs_array_alloc(plan->device, (size_t)plan->n_pages, sizeof *pages);
     if (pages == NULL) {
         return kvs_fail(device, KVS_ENOMEM, "attention: no memory for a table of %llu pages", (kvs_ull)plan->n_pages);
     }

@@ -137,8 +137,8 @@ static kvs_status zero_bank(kvs_state *state, uint32_t side)
 
 static kvs_status fill(kvs_state *state, const kvs_state_desc *desc)
 {
-    state->layers = kvs_array_alloc(desc->n_layers, sizeof *state->layers);
-    state->views = kvs_array_alloc(desc->n_layers, sizeof *state->views);
+    state->layers = kvs_array_alloc(state->device, desc->n_layers, sizeof *state->layers);
+    state->views = kvs_array_alloc(state->device, desc->n_layers, sizeof *state->views);
     if (state->layers == NULL || state->views == NULL) {
         return kvs_fail(state->device, KVS_ENOMEM, "no memory for a state of %u layers", desc->n_layers);
     }

@@ -11,6 +11,8 @@ typedef struct kvs_weight_view {
     uint64_t k;
     uint64_t n;
     uint64_t address;
+    const float *scales; /* [n_scales], each of n / n_scales output rows of a matmul; NULL: none */
+    uint64_t n_scales;
 } kvs_weight_view;
 
 /* A tensor operand. `data` is resolved for each pass where output_slot is not KVS_NONE. */

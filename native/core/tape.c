@@ -60,7 +60,7 @@ static kvs_status grow(kvs_tape *tape, void **items, uint32_t n_items, size_t it
     if (n_items != 0 && (n_items & (n_items - 1)) != 0) {
         return KVS_OK;
     }
-    void *larger = kvs_array_alloc(n_items == 0 ? 1 : (size_t)n_items * 2, item_bytes);
+    void *larger = kvs_array_alloc(tape->device, n_items == 0 ? 1 : (size_t)n_items * 2, item_bytes);
     if (larger == NULL) {
         return kvs_fail(tape->device, KVS_ENOMEM, "no memory to lengthen a tape of %u items", n_items);
     }
@@ -379,7 +379,7 @@ kvs_status kvs_tape_seal(kvs_tape *tape)
 kvs_status kvs_tape_get_info(kvs_tape *tape, kvs_tape_info *info)
 {
     if (tape == NULL || !KVS_STRUCT_OK(info)) {
-        return KVS_EINVAL;
+        return kvs_refuse(tape == NULL ? NULL : tape->device);
     }
     uint64_t weight_bytes = 0;
     for (uint32_t i = 0; i < tape->n_weights; i++) {

@@ -10,7 +10,7 @@
 
 static const char *const OP_NAMES[] = {"embed",    "norm",   "matmul", "rope_table", "rope", "hadamard",
                                        "kv_write", "attend", "glu",    "add",        "gather", "delta",
-                                       "experts",  "scale"};
+                                       "experts"};
 
 #define N_OPS ((uint32_t)(sizeof OP_NAMES / sizeof OP_NAMES[0]))
 
@@ -168,6 +168,10 @@ static kvs_status check_rope(const struct checker *c)
     if (head == 0 || n_rot == 0 || n_rot > head || n_rot % 2 != 0 || c->op->u[2] > 1) {
         return refuse_text(c, "head size, rotary values or mode out of range");
     }
+    /* Rotation is in place, so a table that is also what it rotates would change under the reader. */
+    if (c->op->in[0] == c->op->out[0]) {
+        return refuse_text(c, "table and rotated rows are the same tensor");
+    }
     kvs_status status = want_tensor(c, c->op->in[0], "table columns", n_rot, KVS_ROWS_PASS);
     if (status == KVS_OK) {
         status = want_tensor(c, c->op->out[0], "columns", 0, KVS_ROWS_PASS);
@@ -320,18 +324,9 @@ static kvs_status check_experts(const struct checker *c)
     return status;
 }
 
-static kvs_status check_scale(const struct checker *c)
-{
-    const kvs_tape_tensor *tensor = tensor_of(c, c->op->out[0]);
-    if (tensor == NULL) {
-        return refuse_text(c, "tensor does not exist");
-    }
-    return want_vector(c, c->op->weights[0], 1);
-}
-
 static kvs_status (*const CHECKS[])(const struct checker *) = {
     check_embed,  check_norm, check_matmul, check_rope_table, check_rope,  check_hadamard, check_kv_write,
-    check_attend, check_glu,  check_add,    check_gather,     check_delta, check_experts,  check_scale};
+    check_attend, check_glu,  check_add,    check_gather,     check_delta, check_experts};
 
 kvs_status kvs_tape_check_op(const kvs_tape *tape, const kvs_op_desc *op)
 {
@@ -356,7 +351,6 @@ static uint32_t n_inputs(const kvs_op_desc *op)
     case KVS_OP_EMBED:
     case KVS_OP_ROPE_TABLE:
     case KVS_OP_HADAMARD:
-    case KVS_OP_SCALE:
         return 0;
     case KVS_OP_KV_WRITE:
     case KVS_OP_GLU:
@@ -379,7 +373,7 @@ static uint32_t n_outputs(const kvs_op_desc *op)
 
 static bool is_in_place(const kvs_op_desc *op)
 {
-    return op->code == KVS_OP_ROPE || op->code == KVS_OP_HADAMARD || op->code == KVS_OP_ADD || op->code == KVS_OP_SCALE ||
+    return op->code == KVS_OP_ROPE || op->code == KVS_OP_HADAMARD || op->code == KVS_OP_ADD ||
            (op->code == KVS_OP_MATMUL && op->u[1] == MATMUL_ADD);
 }
 

@@ -3,11 +3,15 @@
 
 #include "core/device.h"
 
+#include <math.h>
+#include <string.h>
+
 struct kvs_weight {
     kvs_device *device;
     _Atomic uint32_t claims;
     kvs_weight_view view;
     kvs_buffer *buffer; /* panels; NULL for borrowed rows */
+    float *scales;      /* what the view shows */
     uint64_t bytes;
 };
 
@@ -84,6 +88,46 @@ kvs_status kvs_weight_create(kvs_device *device, int type, uint64_t k, uint64_t 
     return KVS_OK;
 }
 
+static bool are_finite(const float *values, uint64_t n)
+{
+    for (uint64_t i = 0; i < n; i++) {
+        if (!isfinite(values[i])) {
+            return false;
+        }
+    }
+    return true;
+}
+
+kvs_status kvs_weight_set_scales(kvs_weight *weight, const float *scales, uint64_t n_scales)
+{
+    if (weight == NULL) {
+        return KVS_EINVAL;
+    }
+    kvs_weight_view *view = &weight->view;
+    if (scales == NULL || n_scales == 0 || view->n % n_scales != 0) {
+        return kvs_fail(weight->device, KVS_EINVAL, "%llu scales for a weight of %llu rows", (kvs_ull)n_scales,
+                        (kvs_ull)view->n);
+    }
+    if (view->layout != KVS_WEIGHT_PANELS) {
+        return kvs_fail(weight->device, KVS_EINVAL, "only weights of matmuls have scales");
+    }
+    if (!are_finite(scales, n_scales)) {
+        return kvs_fail(weight->device, KVS_EINVAL, "a scale of a weight is not finite");
+    }
+    float *copy = kvs_object_alloc(weight->device, n_scales * sizeof *copy);
+    if (copy == NULL) {
+        return kvs_fail(weight->device, KVS_ENOMEM, "no memory for the scales of a weight");
+    }
+    memcpy(copy, scales, n_scales * sizeof *copy);
+    if (weight->scales != NULL) {
+        kvs_object_free(weight->device, weight->scales);
+    }
+    weight->scales = copy;
+    view->scales = copy;
+    view->n_scales = n_scales;
+    return KVS_OK;
+}
+
 void kvs_weight_retain(kvs_weight *weight)
 {
     atomic_fetch_add_explicit(&weight->claims, 1, memory_order_relaxed);
@@ -95,13 +139,16 @@ void kvs_weight_release(kvs_weight *weight)
         return;
     }
     kvs_buffer_release(weight->buffer);
+    if (weight->scales != NULL) {
+        kvs_object_free(weight->device, weight->scales);
+    }
     kvs_object_free(weight->device, weight);
 }
 
 kvs_status kvs_weight_get_bytes(kvs_weight *weight, uint64_t *bytes)
 {
     if (weight == NULL || bytes == NULL) {
-        return KVS_EINVAL;
+        return kvs_refuse(weight == NULL ? NULL : weight->device);
     }
     *bytes = weight->bytes;
     return KVS_OK;

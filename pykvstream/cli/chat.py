@@ -16,12 +16,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pykvstream.cli.options import ChatOptions
-from pykvstream.cli.render import console, is_shown, note, prefilling, stats_table, summary
+from pykvstream.cli.render import ShownAnswer, console, is_shown, note, prefilling, stats_table, summary
 from pykvstream.cli.session import interruptible, open_model, params_for, read_prompt, read_template
 from pykvstream.engine import Model, Piece, Session
 from pykvstream.errors import ContextFull, KvStreamError
 from pykvstream.sampling import SamplingParams
 from pykvstream.text.chat import ChatTemplate
+from pykvstream.text.prompt import ChatSetting
 
 _PROMPT = "> "
 _MORE = ". "
@@ -43,6 +44,7 @@ class Turn:
     role: str
     text: str
     note: str = ""
+    reasoning: str = ""
 
 
 @dataclass(slots=True)
@@ -66,22 +68,20 @@ class Conversation:
             note(f"error: {error}")
 
     def _answer(self, message: str) -> None:
-        n_before = len(self.session.tokens)
         streamed_before = self.session.stats.streamed_bytes
-        texts: list[str] = []
+        shown = ShownAnswer()
         n_tokens = 0
         try:
             for piece in self._pieces(message):
-                texts.append(piece.text)
                 n_tokens += 1
-                sys.stdout.write(piece.text)
-                sys.stdout.flush()
+                shown.add(piece.deltas)
         finally:
-            if texts:
-                print(flush=True)
-            if len(self.session.tokens) > n_before:
+            shown.end(n_tokens > 0)
+            answer = self.session.answer
+            if n_tokens and answer is not None:
                 stopped = "" if self.session.stop_reason in ("eos", "stop") else self.session.stop_reason or "failed"
-                self.turns += [Turn("user", message), Turn("assistant", "".join(texts), stopped)]
+                said = Turn("assistant", answer.content, stopped, answer.reasoning)
+                self.turns += [Turn("user", message), said]
         self._close_turn(n_tokens, self.session.stats.streamed_bytes - streamed_before)
 
     def _pieces(self, message: str) -> Iterator[Piece]:
@@ -90,6 +90,8 @@ class Conversation:
                 pieces = self.session.chat(
                     message,
                     system=self.options.prompt.system,
+                    reasoning=self.options.prompt.reasoning,
+                    variables=self.options.prompt.variables,
                     max_tokens=self.options.generation.n_predict,
                     params=self.params,
                     stop=self.options.generation.stop,
@@ -145,7 +147,10 @@ class Conversation:
         if self.options.prompt.system is not None:
             parts += ["## system", "", self.options.prompt.system, ""]
         for turn in self.turns:
-            parts += [f"## {turn.role}" + (f" ({turn.note})" if turn.note else ""), "", turn.text, ""]
+            parts += [f"## {turn.role}" + (f" ({turn.note})" if turn.note else ""), ""]
+            if turn.reasoning:
+                parts += [*(f"> {line}".rstrip() for line in turn.reasoning.split("\n")), ""]
+            parts += [turn.text, ""]
         return "\n".join(parts)
 
 
@@ -154,6 +159,8 @@ def run(options: ChatOptions) -> int:
     first = read_prompt(options.prompt)
     with open_model(options.model, options.output.progress) as model:
         template = read_template(model, options.prompt) or model.chat_template
+        # What the template does not know is refused before anybody types.
+        ChatSetting(template, None, options.prompt.reasoning, options.prompt.variables)
         params = params_for(model, options.generation)
         with model.session(seed=options.generation.seed) as session:
             conversation = Conversation(options, model, session, params, template)

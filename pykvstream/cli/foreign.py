@@ -29,7 +29,7 @@ _SAVING = "saved sessions are not part of this version"
 _SERVER = "there is no server in this version"
 _LOADING = "weights are read from a mapping of the file, whole, once"
 _PINNING = "the CPU backend pins no thread; use --threads"
-_THINKING = "thinking text is not told apart in this version"
+_THINKING = "thinking is always told apart; --json has both, and the text as it came"
 _USE_CHAT = "a conversation is the command `pykvstream chat`"
 _PLAN = "nothing is fitted behind your back; `pykvstream plan` prints the smallest and the recommended arena"
 _RESIDENCY = "which pages stay on the device follows from --arena-mib"
@@ -161,10 +161,7 @@ FOREIGN: tuple[Foreign, ...] = (
     _switch("--jinja", "chat templates are always rendered", harmless=True),
     _switch("--no-jinja", "chat templates are always rendered, --raw leaves them out"),
     _value("--chat-template", "use --chat-template-file, or the template inside the file"),
-    _value("--reasoning", _THINKING),
-    _value("--reasoning-format", _THINKING, "none"),
-    _value("--reasoning-budget", _THINKING),
-    _value("--reasoning-preserve", _THINKING),
+    _value("--reasoning-format", _THINKING, "auto deepseek"),
     _value("--hf-repo -hf -hfr", _FETCH),
     _value("--hf-file -hff", _FETCH),
     _value("--model-url -mu", _FETCH),

@@ -17,9 +17,10 @@ import numpy as np
 
 from pykvstream.cli.options import GenerateOptions
 from pykvstream.cli.render import console, is_shown, note, prefilling, stats_table, summary
-from pykvstream.cli.session import interruptible, open_model, params_for, read_prompt, read_template
+from pykvstream.cli.session import interruptible, open_model, params_for, read_prompt, read_template, read_tools
 from pykvstream.engine import Model, Piece, Session
 from pykvstream.sampling import SamplingParams
+from pykvstream.text.prompt import ChatPrompt
 
 INTERRUPTED = 130
 _CANCELLED = "cancelled"
@@ -29,11 +30,15 @@ _CANCELLED = "cancelled"
 class _Answer:
     """What was emitted, as it comes."""
 
-    prompt: list[int]
+    prompt: list[int] | ChatPrompt
     tokens: list[int] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     digest: hashlib._Hash = field(default_factory=hashlib.sha256)
     streamed_before: int = 0
+
+    @property
+    def n_prompt(self) -> int:
+        return len(self.prompt.ids if isinstance(self.prompt, ChatPrompt) else self.prompt)
 
     def add(self, piece: Piece) -> None:
         """Take in a piece now: its logits are gone with the next one."""
@@ -84,14 +89,29 @@ def _stream(session: Session, params: SamplingParams, options: GenerateOptions, 
                 sys.stdout.flush()
 
 
-def _encode(model: Model, prompt: str, options: GenerateOptions) -> list[int]:
-    if options.prompt.raw:
+def _encode(model: Model, prompt: str, options: GenerateOptions) -> list[int] | ChatPrompt:
+    given = options.prompt
+    if given.raw:
         return model.tokenizer.encode(prompt, bos=True)
-    system = options.prompt.system
-    messages = [{"role": "system", "content": system}] if system is not None else []
-    return model.encode_chat(
-        [*messages, {"role": "user", "content": prompt}], template=read_template(model, options.prompt)
+    messages = [{"role": "system", "content": given.system}] if given.system is not None else []
+    return model.chat_prompt(
+        [*messages, {"role": "user", "content": prompt}],
+        template=read_template(model, given),
+        tools=read_tools(given),
+        reasoning=given.reasoning,
+        variables=given.variables,
     )
+
+
+def _parts(session: Session, answer: _Answer) -> dict[str, object]:
+    """The answer taken apart, where the template is such that there are parts."""
+    if not isinstance(answer.prompt, ChatPrompt) or answer.prompt.start is None or session.answer is None:
+        return {}
+    calls = [
+        {"name": call.name, "arguments": call.arguments, "is_complete": call.is_complete}
+        for call in session.answer.tool_calls
+    ]
+    return {"reasoning": session.answer.reasoning, "content": session.answer.content, "tool_calls": calls}
 
 
 def _report(options: GenerateOptions, session: Session, answer: _Answer) -> None:
@@ -100,9 +120,10 @@ def _report(options: GenerateOptions, session: Session, answer: _Answer) -> None
         result = {
             "model": options.model.model,
             "seed": session.seed,
-            "prompt_tokens": len(answer.prompt),
+            "prompt_tokens": answer.n_prompt,
             "tokens": answer.tokens,
             "text": "".join(answer.texts),
+            **_parts(session, answer),
             "stop_reason": session.stop_reason,
             "logits_sha256": answer.digest.hexdigest(),
             "stats": stats.as_dict(),

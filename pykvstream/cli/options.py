@@ -14,12 +14,25 @@ from pathlib import Path
 
 from pykvstream.errors import InvalidArgument
 from pykvstream.sampling.params import SamplingParams
+from pykvstream.text.wishes import UNLIMITED, Reasoning
 
 PROGRAM = "pykvstream"
 DEFAULT_CACHE_TYPE = "q8_0"
 DEFAULT_UBATCH = 256
 DEFAULT_DRY_BREAKERS = ("\n", ":", '"', "*")
 RANDOM_SEED = -1
+REASONING_MODES = {"auto": None, "on": True, "off": False}
+_TEMPLATE_FLAGS: dict[str, object] = {
+    "system": None,
+    "chat_template_file": None,
+    "chat_template_kwargs": {},
+    "tools": None,
+    "reasoning": "auto",
+    "reasoning_preserve": None,
+    "reasoning_budget": UNLIMITED,
+    "reasoning_budget_message": None,
+}
+"""Flags that need the chat template, and what they are where they are left out."""
 SAMPLING_FIELDS = {
     "temp": "temperature",
     "top_k": "top_k",
@@ -70,13 +83,19 @@ class GenerationOptions:
 
 @dataclass(frozen=True, slots=True)
 class PromptOptions:
-    """At most one of ``text`` and ``file`` is given; the file ``-`` is standard input."""
+    """At most one of ``text`` and ``file`` is given; the file ``-`` is standard input.
+
+    ``variables`` go to the template as they are; ``tools_file`` holds a JSON list of tools.
+    """
 
     text: str | None
     file: str | None
     system: str | None
     raw: bool
     template_file: Path | None
+    tools_file: Path | None
+    reasoning: Reasoning
+    variables: dict[str, object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +149,9 @@ def build(args: argparse.Namespace) -> Options:
 def _generate_options(args: argparse.Namespace) -> GenerateOptions:
     if args.prompt is None and args.prompt_file is None:
         raise InvalidArgument("no prompt: give --prompt TEXT or --prompt-file FILE (- for standard input)")
-    for flag, value in (("--system", args.system), ("--chat-template-file", args.chat_template_file)):
-        if args.raw and value is not None:
+    for flag, value in _TEMPLATE_FLAGS.items():
+        if args.raw and getattr(args, flag) != value:
+            flag = f"--{flag.replace('_', '-')}"
             raise InvalidArgument(f"{flag} needs the chat template that --raw leaves out")
     output = OutputOptions(args.json, args.stats, args.progress)
     return GenerateOptions(_model_options(args), _generation_options(args), _prompt_options(args, args.raw), output)
@@ -200,4 +220,20 @@ def _generation_options(args: argparse.Namespace) -> GenerationOptions:
 
 
 def _prompt_options(args: argparse.Namespace, raw: bool) -> PromptOptions:
-    return PromptOptions(args.prompt, args.prompt_file, args.system, raw, args.chat_template_file)
+    if args.reasoning_budget_message is not None and args.reasoning_budget == UNLIMITED:
+        raise InvalidArgument("--reasoning-budget-message needs --reasoning-budget N")
+    return PromptOptions(
+        text=args.prompt,
+        file=args.prompt_file,
+        system=args.system,
+        raw=raw,
+        template_file=args.chat_template_file,
+        tools_file=getattr(args, "tools", None),
+        reasoning=Reasoning(
+            enabled=REASONING_MODES[args.reasoning],
+            preserve=args.reasoning_preserve,
+            budget=args.reasoning_budget,
+            message=args.reasoning_budget_message or "",
+        ),
+        variables=args.chat_template_kwargs,
+    )

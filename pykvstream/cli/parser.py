@@ -1,4 +1,5 @@
-"""The parser: flags in the groups of ``--help``: model, context and memory, generation, sampling, prompt, output.
+"""The parser: flags in the groups of ``--help``: model, context and memory, generation, sampling, prompt, reasoning,
+output.
 
 Holds: ``parse``, which returns options that are valid as far as can be known without the model, or ends with code 2.
 """
@@ -16,13 +17,15 @@ from pykvstream.cli.options import (
     DEFAULT_UBATCH,
     PROGRAM,
     RANDOM_SEED,
+    REASONING_MODES,
     SAMPLING_FIELDS,
     Options,
     build,
 )
-from pykvstream.cli.values import arena, bias, contexts, integer, positive, real
+from pykvstream.cli.values import arena, bias, contexts, integer, json_object, positive, real
 from pykvstream.errors import InvalidArgument
 from pykvstream.sampling.params import SamplingParams
+from pykvstream.text.wishes import UNLIMITED
 
 _EPILOG = "Flags of llama.cpp that mean nothing here are refused with the reason, or ignored with a note."
 
@@ -190,8 +193,22 @@ def _add_prompt(parser: _Parser, *, is_chat: bool) -> None:
                         help="the same from a UTF-8 file without its last newline; - is standard input")  # fmt: skip
     group.add_argument("-sys", "--system", "--system-prompt", dest="system", metavar="TEXT", help="the system message")
     group.add_argument("--chat-template-file", type=Path, metavar="FILE", help="a template in place of the model's own")
+    group.add_argument("--chat-template-kwargs", type=json_object, default={}, metavar="JSON",
+                       help="more variables of the template, as a JSON object")  # fmt: skip
     if not is_chat:
+        group.add_argument("--tools", type=Path, metavar="FILE", help="tools that the model may call, as a JSON list")
         group.add_argument("--raw", action="store_true", help="continue the text as it stands, without a chat template")
+
+
+def _add_reasoning(parser: _Parser) -> None:
+    add = parser.add_argument_group("reasoning").add_argument
+    add("--reasoning", choices=sorted(REASONING_MODES), default="auto",
+        help="let the model think before it answers, or not (default: as its template does)")  # fmt: skip
+    add("--reasoning-preserve", action=argparse.BooleanOptionalAction, default=None,
+        help="keep earlier thinking in the conversation, or leave it out (default: as the template does)")  # fmt: skip
+    add("--reasoning-budget", type=integer(UNLIMITED), default=UNLIMITED, metavar="N",
+        help="thinking tokens of an answer at most; -1 (default): any number")  # fmt: skip
+    add("--reasoning-budget-message", metavar="TEXT", help="what the model is made to think when the budget is spent")
 
 
 def _add_output(parser: _Parser, *, is_chat: bool) -> None:
@@ -209,6 +226,7 @@ def _add_talking(parser: _Parser, *, is_chat: bool) -> None:
     _add_generation(parser, is_chat=is_chat)
     _add_sampling(parser)
     _add_prompt(parser, is_chat=is_chat)
+    _add_reasoning(parser)
     _add_output(parser, is_chat=is_chat)
     add_foreign(parser)
 

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import sys
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+
+from pykvstream.text.deltas import ContentDelta, Delta, ReasoningDelta
 
 if TYPE_CHECKING:
     # ``inspect`` prints tables without the native core, which the runtime imports.
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 MIB = 1 << 20
 _PLAIN_WIDTH = 100
 _STEPS = 10
+_DIM, _PLAIN = "\x1b[2m", "\x1b[22m"
 _KEPT_CONTROLS = "\n\t"
 
 
@@ -101,6 +104,51 @@ def _lines() -> ForwardProgress:
             note(f"prompt: {done} of {total} tokens")
 
     return show
+
+
+class ShownAnswer:
+    """An answer on the screen: reasoning dim and set off from the content.
+
+    Content alone goes to standard output where that is no terminal; the reasoning then goes to standard error.
+    """
+
+    def __init__(self) -> None:
+        is_terminal = sys.stdout.isatty()
+        self._aside = sys.stdout if is_terminal else sys.stderr
+        has_styles = is_terminal and console(sys.stdout).color_system is not None
+        self._dim, self._plain = (_DIM, _PLAIN) if has_styles else ("", "")
+        self._is_aside = False
+
+    def add(self, deltas: Iterable[Delta]) -> None:
+        """Show what came next."""
+        for delta in deltas:
+            match delta:
+                case ReasoningDelta(text):
+                    self._begin_aside()
+                    self._aside.write(text)
+                    self._aside.flush()
+                case ContentDelta(text):
+                    self._end_aside("\n\n")
+                    sys.stdout.write(text)
+                    sys.stdout.flush()
+
+    def end(self, has_come: bool) -> None:
+        """Finish the line of an answer of which something has come."""
+        is_open = self._is_aside and self._aside is not sys.stdout
+        self._end_aside("\n" if is_open else "")
+        if has_come:
+            print(flush=True)
+
+    def _begin_aside(self) -> None:
+        if not self._is_aside:
+            self._is_aside = True
+            self._aside.write(self._dim)
+
+    def _end_aside(self, gap: str) -> None:
+        if self._is_aside:
+            self._is_aside = False
+            self._aside.write(self._plain + gap)
+            self._aside.flush()
 
 
 def summary(

@@ -1,14 +1,15 @@
 """From options to an open model, a prompt and interrupts: what ``generate`` and ``chat`` share.
 
-Holds: ``open_model``, ``read_prompt``, ``read_template``, ``params_for``, ``Interrupt``.
+Holds: ``open_model``, ``read_prompt``, ``read_template``, ``read_tools``, ``params_for``, ``Interrupt``.
 """
 
 from __future__ import annotations
 
+import json
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -58,6 +59,20 @@ def read_template(model: Model, options: PromptOptions) -> ChatTemplate | None:
     if options.template_file is None:
         return None
     return model.make_chat_template(_read(str(options.template_file), "chat template", _MAX_TEMPLATE_BYTES))
+
+
+def read_tools(options: PromptOptions) -> list[Mapping[str, object]] | None:
+    """The tools of ``--tools``, None where none were given. Raises ``InvalidArgument``."""
+    if options.tools_file is None:
+        return None
+    text = _read(str(options.tools_file), "tools", _MAX_TEMPLATE_BYTES)
+    try:
+        tools = json.loads(text)
+    except (ValueError, RecursionError):
+        tools = None
+    if not isinstance(tools, list):
+        raise InvalidArgument(f"tools {str(options.tools_file)!r}: need a JSON list of tools")
+    return tools
 
 
 def params_for(model: Model, options: GenerationOptions) -> SamplingParams:

@@ -6,6 +6,7 @@ Holds: converters for ``argparse``; each raises ``ArgumentTypeError``.
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import re
 from collections.abc import Callable
@@ -62,3 +63,13 @@ def bias(text: str) -> tuple[int, float]:
     if found is None:
         raise argparse.ArgumentTypeError(f"need a token id and what to add, as in 15043+1 or 15043-inf, got {text!r}")
     return int(found[1]), float(found[2])
+
+
+def json_object(text: str) -> dict[str, object]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"need a JSON object, got {text!r}")
+    return value

@@ -35,6 +35,14 @@ class Isa(enum.IntEnum):
     AVX512 = lib.KVS_ISA_AVX512
 
 
+class Stream(enum.IntEnum):
+    """What a deferred device can go on with; see ``kvs_stream``."""
+
+    COMPUTE = lib.KVS_STREAM_COMPUTE
+    FREE = lib.KVS_STREAM_FREE
+    GATED = lib.KVS_STREAM_GATED
+
+
 class HookPoint(enum.IntEnum):
     """Points at which an injected fault can strike."""
 
@@ -42,6 +50,8 @@ class HookPoint(enum.IntEnum):
     COPY = lib.KVS_HOOK_COPY
     FENCE = lib.KVS_HOOK_FENCE
     OP = lib.KVS_HOOK_OP
+    SUBMIT = lib.KVS_HOOK_SUBMIT
+    FILE = lib.KVS_HOOK_FILE
 
 
 MAX_THREADS = 256
@@ -52,6 +62,10 @@ SKIP_COPY: int = lib.KVS_PENDING
 
 Hook = Callable[[HookPoint, int], int]
 """``hook(point, index)`` returns 0 to go on or a negative status to fail there."""
+
+
+Chooser = Callable[[frozenset[Stream]], Stream]
+"""``chooser(offered)`` returns the stream of a deferred device that goes on; two at least are offered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +91,7 @@ class Device(Handle):
     Raises ``Unsupported`` for an instruction set that this machine lacks.
     """
 
-    __slots__ = ("_hook_handle",)
+    __slots__ = ("_chooser_handle", "_hook_handle")
 
     def __init__(
         self,
@@ -100,6 +114,7 @@ class Device(Handle):
         out = ffi.new("kvs_device **")
         check(lib.kvs_device_create(desc, out))
         self._hook_handle: Any = None
+        self._chooser_handle: Any = None
         super().__init__(out[0], lib.kvs_device_release)
 
     @property
@@ -130,6 +145,20 @@ class Device(Handle):
         check(lib.kvs_device_set_hook(self.ptr, lib.kvs_py_hook, handle), self.ptr)
         self._hook_handle = handle
 
+    def before_file(self) -> None:
+        """Let the hook strike before a file is read. Raises what it answers."""
+        check(lib.kvs_device_ask_hook(self.ptr, lib.KVS_HOOK_FILE), self.ptr)
+
+    def set_chooser(self, chooser: Chooser | None) -> None:
+        """Deferred mode: let ``chooser`` state the order of copies, or the seed again."""
+        if chooser is None:
+            check(lib.kvs_device_set_chooser(self.ptr, ffi.NULL, ffi.NULL), self.ptr)
+            self._chooser_handle = None
+            return
+        handle = ffi.new_handle(chooser)
+        check(lib.kvs_device_set_chooser(self.ptr, lib.kvs_py_choose, handle), self.ptr)
+        self._chooser_handle = handle
+
     def run_copies(self, limit: int) -> int:
         """Deferred mode: run up to ``limit`` queued copies; returns how many ran."""
         ran = ffi.new("uint32_t *")
@@ -146,3 +175,9 @@ class Device(Handle):
 def _run_hook(user: Any, point: int, index: int) -> int:
     hook: Hook = ffi.from_handle(user)
     return hook(HookPoint(point), index)
+
+
+@ffi.def_extern(name="kvs_py_choose", error=lib.KVS_STREAM_COMPUTE)  # type: ignore[untyped-decorator]
+def _run_chooser(user: Any, offered: int) -> int:
+    chooser: Chooser = ffi.from_handle(user)
+    return int(chooser(frozenset(each for each in Stream if offered >> each & 1)))

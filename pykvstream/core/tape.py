@@ -71,7 +71,6 @@ class OpCode(enum.IntEnum):
     GATHER = lib.KVS_OP_GATHER
     DELTA = lib.KVS_OP_DELTA
     EXPERTS = lib.KVS_OP_EXPERTS
-    SCALE = lib.KVS_OP_SCALE
 
 
 class DeltaMode(enum.IntEnum):

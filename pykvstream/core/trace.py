@@ -136,6 +136,7 @@ class TraceDevice(Device):
         out = ffi.new("kvs_device **")
         check(lib.kvs_device_create(desc, out))
         self._hook_handle = None
+        self._chooser_handle = None
         Handle.__init__(self, out[0], lib.kvs_device_release)
         if costs is not None:
             self.set_costs(costs)

@@ -14,6 +14,7 @@ from pykvstream._ffi import ffi, lib
 from pykvstream.core.device import Device
 from pykvstream.core.handle import Handle
 from pykvstream.core.status import check
+from pykvstream.errors import KvStreamError
 
 
 class WeightLayout(enum.IntEnum):
@@ -29,12 +30,20 @@ class Weight(Handle):
     ``rows``: uint8 array of the file's bytes. With ``WeightLayout.ROWS`` they are borrowed and kept alive by this
     object.
     ``None`` declares the weight: a tape with it can be measured, not run.
+    ``scales`` multiply what a matmul gives, each an equal run of the ``n`` output values.
     """
 
     __slots__ = ("_rows", "k", "n")
 
     def __init__(
-        self, device: Device, type_id: int, k: int, n: int, rows: NDArray[np.uint8] | None, layout: WeightLayout
+        self,
+        device: Device,
+        type_id: int,
+        k: int,
+        n: int,
+        rows: NDArray[np.uint8] | None,
+        layout: WeightLayout,
+        scales: tuple[float, ...] = (),
     ) -> None:
         out = ffi.new("kvs_weight **")
         view = ffi.NULL if rows is None else ffi.from_buffer(rows)
@@ -43,6 +52,12 @@ class Weight(Handle):
         self.k = k
         self.n = n
         super().__init__(out[0], lib.kvs_weight_release)
+        if scales:
+            try:
+                check(lib.kvs_weight_set_scales(self.ptr, scales, len(scales)), device.ptr)
+            except KvStreamError:
+                self.close()
+                raise
 
     @property
     def device_bytes(self) -> int:

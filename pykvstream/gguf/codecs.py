@@ -12,17 +12,19 @@ Holds: ``decode``, ``encode``, ``DECODABLE``, ``ENCODABLE``.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from pykvstream.errors import InvalidArgument, Unsupported
+from pykvstream.gguf import codebooks
+from pykvstream.gguf.blocks import Bytes, Floats
+from pykvstream.gguf.blocks import as_float as _f32
+from pykvstream.gguf.blocks import half as _half
+from pykvstream.gguf.blocks import nibbles as _nibbles
 from pykvstream.gguf.types import GgmlType
 
-Bytes: TypeAlias = npt.NDArray[np.uint8]
-Floats: TypeAlias = npt.NDArray[np.float32]
-Array: TypeAlias = npt.NDArray[Any]
 _U8: TypeAlias = np.uint8
 
 IQ4_VALUES: Final = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
@@ -70,20 +72,6 @@ def encode(kind: GgmlType, values: npt.ArrayLike) -> Bytes:
         for first in range(0, len(blocks), step):
             coded[first : first + step] = encoder(blocks[first : first + step])
     return coded.reshape(*rows.shape[:-1], row_bytes)
-
-
-def _half(blocks: Bytes, at: int) -> Floats:
-    """The float16 at byte ``at`` of each block, as a column."""
-    return np.ascontiguousarray(blocks[:, at : at + 2]).view("<f2").astype(np.float32)
-
-
-def _f32(codes: Array) -> Floats:
-    return codes.astype(np.float32)
-
-
-def _nibbles(packed: Bytes) -> Bytes:
-    """Low nibbles, then high nibbles, along the last axis."""
-    return np.concatenate((packed & 15, packed >> 4), axis=-1)
 
 
 def _decode_f32(blocks: Bytes) -> Floats:
@@ -314,6 +302,7 @@ _DECODERS: Final[dict[GgmlType, Callable[[Bytes], Floats]]] = {
     GgmlType.Q6_K: _decode_q6_k,
     GgmlType.IQ4_NL: _decode_iq4_nl,
     GgmlType.IQ4_XS: _decode_iq4_xs,
+    **codebooks.DECODERS,
 }
 
 _ENCODERS: Final[dict[GgmlType, Callable[[Floats], Bytes]]] = {

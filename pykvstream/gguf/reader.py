@@ -15,7 +15,7 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Final, TypeVar
+from typing import Final, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -80,6 +80,16 @@ class GgufFile:
     def close(self) -> None:
         """Let go of the mapping; it disappears with the last array or view taken from it."""
         self._data = None
+
+    def require_whole(self) -> None:
+        """Raises ``DeviceError`` where a file has become shorter than it was when it was opened.
+
+        To read what is gone would end the process with SIGBUS.
+        """
+        for path, data in zip(self.paths, self._data or (), strict=False):
+            mapping = cast(mmap.mmap, cast(memoryview, data.base).obj)
+            if mapping.size() < data.size:
+                raise DeviceError(f"{path} was cut to {mapping.size()} bytes while it was open, need {data.size}")
 
     def __enter__(self) -> GgufFile:
         return self

@@ -48,19 +48,12 @@ class GraphBuilder:
         return self._add(Node(OpCode.NORM, (x,), (out,), vectors=(weight,), u=(group,), f=(eps,)))
 
     def linear(self, x: Value, weight: str) -> Value:
-        """``x W^T`` for a weight of n rows of k values: ``[rows, n]``; times the factor that the file may have."""
+        """``x W^T`` for a weight of n rows of k values: ``[rows, n]``."""
         n, k = self._weights.shape(weight)
         if k != x.cols:
             raise InvalidArgument(f"{weight} has rows of {k} values, its input has {x.cols}")
         out = self._value(n, x.rows)
-        out = self._add(Node(OpCode.MATMUL, (x,), (out,), weights=(weight,), u=(1, 0)))
-        factor = self._weights.scale(weight)
-        return out if factor is None else self.scale(out, factor)
-
-    def scale(self, x: Value, factor: str) -> Value:
-        """``x`` times a tensor of one float32; ``x`` ends here."""
-        out = self._value(x.cols, x.rows)
-        return self._add(Node(OpCode.SCALE, (x,), (out,), vectors=(factor,), updates=True))
+        return self._add(Node(OpCode.MATMUL, (x,), (out,), weights=(weight,), u=(1, 0)))
 
     def add(self, x: Value, y: Value) -> Value:
         """``x + y``; ``x`` ends here."""
@@ -96,7 +89,7 @@ class GraphBuilder:
         if not is_shaped:
             raise InvalidArgument(f"{gate}, {up} and {down} are not {n_experts} experts of {x.cols} inputs")
         out = self._value(n_down // n_experts, x.rows)
-        factors = tuple(self._weights.scale(name) for name in (gate, up, down))
+        factors = tuple(self._weights.factors(name) for name in (gate, up, down))
         return self._add(
             Node(OpCode.EXPERTS, (x, router), (out,), (gate, up, down), factors, u=(n_experts, n_used), f=(scale,))
         )

@@ -25,8 +25,8 @@ class WeightSource(Protocol):
         """``(n rows, k values per row)`` of a matrix; a vector is one row."""
         ...
 
-    def scale(self, name: str) -> str | None:
-        """The tensor of factors by which what this matrix gives is multiplied, None where there is none."""
+    def factors(self, name: str) -> str | None:
+        """The tensor of one factor for each expert of this weight, None where there is none."""
         ...
 
     def panels(self, name: str) -> Weight:

@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 
 from pykvstream.core.device import Device
 from pykvstream.core.tape import Weight, WeightLayout
+from pykvstream.errors import FormatError
 from pykvstream.gguf import GgufFile
+from pykvstream.gguf.metadata import Bytes
 from pykvstream.models.tensors import RowSelection
 
 Progress = Callable[[str, int], None]
@@ -54,8 +56,8 @@ class FileWeights:
         k = info.shape[0]
         return (info.n_values // k if selection is None else selection.n_rows), k
 
-    def scale(self, name: str) -> str | None:
-        """The tensor that holds the factors of this weight's output, None where the file has none."""
+    def factors(self, name: str) -> str | None:
+        """The tensor that holds a factor for each expert of this weight, None where the file has none."""
         selection = self._selections.get(name)
         tensor = name if selection is None else selection.tensor
         scale = tensor.removesuffix("weight") + "scale"
@@ -74,20 +76,35 @@ class FileWeights:
             info = self._file.tensor(name if selection is None else selection.tensor)
             n, k = self.shape(name)
             rows = None if self._declared else self._bytes(name, selection)
-            self._made[key] = Weight(self._device, info.type.id, k, n, rows, layout)
+            scales = self._scales(info.name) if layout is WeightLayout.PANELS else ()
+            self._made[key] = Weight(self._device, info.type.id, k, n, rows, layout, scales)
             if self._progress is not None and layout is WeightLayout.PANELS:
                 self._progress(name, n * info.type.row_bytes(k))
         return self._made[key]
 
     def _bytes(self, name: str, selection: RowSelection | None) -> NDArray[np.uint8]:
         if selection is None:
-            return self._file.tensor_data(name)
+            return self._read(name)
         info = self._file.tensor(selection.tensor)
-        rows = self._file.tensor_data(selection.tensor).reshape(-1, info.type.row_bytes(info.shape[0]))
+        rows = self._read(selection.tensor).reshape(-1, info.type.row_bytes(info.shape[0]))
         span = rows[selection.base : selection.base + selection.repeats * selection.stride]
         parts = span.reshape(selection.repeats, selection.stride, -1)
         chosen = parts[:, selection.offset : selection.offset + selection.count]
         return np.ascontiguousarray(chosen).reshape(-1)
+
+    def _scales(self, name: str) -> tuple[float, ...]:
+        """What the output of a matmul with the tensor is multiplied by; files of 4-bit floats have it beside them."""
+        scale = name.removesuffix("weight") + "scale"
+        if self._declared or scale not in self._file.tensors or len(self._file.tensor(name).shape) != 2:
+            return ()
+        values = self._read(scale).view("<f4")
+        if not np.isfinite(values).all():
+            raise FormatError("the scale of a tensor is not finite", key=scale)
+        return tuple(float(value) for value in values)
+
+    def _read(self, name: str) -> Bytes:
+        self._device.before_file()
+        return self._file.tensor_data(name)
 
     @property
     def device_bytes(self) -> int:

@@ -61,10 +61,17 @@ def tail_pages(max_rows: int) -> int:
     return pages_of(max_rows) + 1
 
 
-def require_int(name: str, value: int, least: int = 1) -> None:
-    """Raise ``InvalidArgument`` for what is no integer of at least ``least``."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise InvalidArgument(f"{name} must be an integer of at least {least}, got {value!r}")
+def require_int(name: str, value: int, least: int | None = 1) -> None:
+    """Raise ``InvalidArgument`` for what is no integer, or below ``least``."""
+    if isinstance(value, bool) or not isinstance(value, int) or (least is not None and value < least):
+        bound = "" if least is None else f" of at least {least}"
+        raise InvalidArgument(f"{name} must be an integer{bound}, got {value!r}")
+
+
+def require_callable(name: str, value: object) -> None:
+    """Raise ``InvalidArgument`` for what is neither callable nor None."""
+    if value is not None and not callable(value):
+        raise InvalidArgument(f"{name} must be callable, got {type(value).__name__}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,9 @@ A token that was chosen but not yet run is *pending*: it belongs to the conversa
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
 
@@ -18,20 +19,26 @@ from numpy.typing import NDArray
 
 from pykvstream.core.pager import PagerInfo
 from pykvstream.core.tape import CancelFlag
-from pykvstream.errors import Busy, Cancelled, ContextFull, InvalidArgument
+from pykvstream.errors import Busy, Cancelled, Closed, ContextFull, InvalidArgument
 from pykvstream.runtime.context import Context
-from pykvstream.runtime.layout import PAGE_TOKENS, require_int
-from pykvstream.runtime.target import Phase, Target, as_tokens
+from pykvstream.runtime.layout import PAGE_TOKENS, require_callable, require_int
+from pykvstream.runtime.target import Call, Phase, Target, as_tokens
 
 LogitsWanted = Literal["last", "all", "none"]
 
 ForwardProgress = Callable[[int, int], None]
-"""``on_progress(done, total)`` after each pass: tokens run so far, and tokens of the whole call."""
+"""``on_progress(done, total)`` after each pass: tokens run so far, and tokens of the whole call.
+
+It may use other sessions; what would change its own, or close the model, raises ``Busy`` in it."""
 
 
 @dataclass(frozen=True, slots=True)
 class SessionStats:
-    """Counters of one session since it was made; bytes, pages, milliseconds, tokens per second."""
+    """Counters of one session since it was made; bytes, pages, milliseconds, tokens per second.
+
+    ``resident_pages`` and ``ring_slots`` are the pool's, which the sessions of a model share. Tokens count each time
+    they are run: again after a truncation, and also where the call failed later on.
+    """
 
     arena_bytes: int
     history_bytes: int
@@ -48,6 +55,7 @@ class SessionStats:
     decode_tokens_per_s: float
 
     def as_dict(self) -> dict[str, int | float]:
+        """All figures by name, derived ones too."""
         return asdict(self)
 
 
@@ -78,6 +86,7 @@ class TokenSession:
     """A sequence of tokens on a target.
 
     Sessions of one target may be used by different threads: they take turns, call by call. ``cancel`` from any.
+    After the target was closed everything but ``close`` raises ``Closed``, in a fork of the process ``Unsupported``.
     """
 
     def __init__(self, target: Target, ctx_tokens: int, context: Context | None = None) -> None:
@@ -87,6 +96,7 @@ class TokenSession:
         self._tokens: list[int] = []
         self._cancel = CancelFlag()
         self._meter = _Meter()
+        self._call: Call | None = None
 
     @property
     def ctx_tokens(self) -> int:
@@ -138,6 +148,7 @@ class TokenSession:
         """
         if not isinstance(phase, Phase):
             raise InvalidArgument(f"phase must be a Phase, got {phase!r}")
+        require_callable("on_progress", on_progress)
         with self._target.turn:
             return self._forward(token_ids, logits, phase, out, on_progress)
 
@@ -152,42 +163,55 @@ class TokenSession:
         self._reconcile()
         n_cached = self.n_cached
         pending = self._tokens[n_cached:]
-        ids = as_tokens([*pending, *_as_list(token_ids)], self._target.n_vocab_rows)
+        ids = as_tokens(token_ids, self._target.n_vocab_rows)
+        if pending:
+            ids = np.concatenate([np.array(pending, np.uint32), ids])
         if ids.size == 0:
             raise InvalidArgument("no tokens to run")
         if n_cached + ids.size > self._ctx_tokens:
             raise ContextFull(
                 f"{ids.size} tokens after {n_cached} do not fit the context of {self._ctx_tokens}"
             )
-        if logits not in ("last", "all", "none"):
+        if not isinstance(logits, str) or logits not in ("last", "all", "none"):
             raise InvalidArgument(f"logits must be 'last', 'all' or 'none', got {logits!r}")
         n_out = {"last": 1, "none": 0, "all": int(ids.size) - len(pending)}[logits]
         rows = _out_rows(out, n_out, self._target.n_vocab_rows)
         first_out = int(ids.size) - n_out
         before = len(self._tokens)
+        self._target.blueprint.file.require_whole()
+        outer = self._target.call
         checkpoint = self._target.checkpoint(self._context, phase, int(ids.size))
         try:
-            self._run_chunks(ids, first_out, rows, phase, on_progress)
+            passes = self._passes(ids, first_out, rows, phase, on_progress)
+            self._call = self._target.call = Call(threading.get_ident(), passes, self._cancel)
+            for _ in passes:
+                pass
         except BaseException as error:
             if isinstance(error, Cancelled):
                 self._cancel.clear()
             del self._tokens[before:]
             self._target.restore(self._context, checkpoint)
+            if isinstance(error, Cancelled):
+                self._target.require_open()  # cancelled because the model closes
             raise
+        finally:
+            self._target.call = outer
         return rows
 
-    def _run_chunks(
+    def _passes(
         self,
         ids: NDArray[np.uint32],
         first_out: int,
         rows: NDArray[np.float32],
         phase: Phase,
         on_progress: ForwardProgress | None,
-    ) -> None:
-        self._target.enter(phase)
+    ) -> Generator[None, None, None]:
         position = self.n_cached
         done = 0
         while done < ids.size:
+            # Anew for each pass: on_progress may have used another session.
+            self._target.require_open()
+            self._target.enter(phase)
             n = self._target.chunk_rows(phase, position, int(ids.size) - done)
             wanted = np.arange(max(first_out - done, 0), n, dtype=np.uint32)
             begin = max(done - first_out, 0)
@@ -201,29 +225,48 @@ class TokenSession:
             self._tokens[position - n : position] = ids[done - n : done].tolist()
             if on_progress is not None:
                 on_progress(done, int(ids.size))
-                if self.n_cached != position:
-                    raise Busy("on_progress has changed the conversation that it was told about")
+            yield
 
     def _reconcile(self) -> None:
         """An interrupt or a failed write may have kept an earlier call from cleaning up: tokens decide what
         was said.
         """
+        self.require_idle()
         self._target.recover(self._context)
         n_tokens = len(self._tokens)
         if self.n_cached > n_tokens:
             # Tokens of which nothing is cached are pending: the next pass runs them again.
             self._target.truncate(self._context, n_tokens if self._context.can_keep(n_tokens) else 0)
 
+    @property
+    def turn(self) -> threading.RLock:
+        """What is held by whoever changes the conversation in several steps."""
+        return self._target.turn
+
+    def require_idle(self) -> None:
+        """Under ``turn``: raises ``Closed``, or ``Busy`` inside a call of this session."""
+        self._require_open()
+        self._require_no_call()
+
+    def _require_no_call(self) -> None:
+        if self._call is not None and self._call.is_at_work:
+            raise Busy("on_progress cannot change the conversation that it is told about")
+
+    def _require_open(self) -> None:
+        self._target.require_open()
+        if self._context.closed:
+            raise Closed("the session is closed")
+
     def truncate(self, n_tokens: int) -> None:
         """Keep the first ``n_tokens`` tokens of the conversation.
 
         Raises ``NotFound``, and nothing has changed, where a recurrent state cannot go back so far.
         """
-        require_int("n_tokens", n_tokens, -(2**63))
-        if not 0 <= n_tokens <= len(self._tokens):
-            raise InvalidArgument(f"cannot keep {n_tokens} of {len(self._tokens)} tokens")
+        require_int("n_tokens", n_tokens, None)
         with self._target.turn:
             self._reconcile()
+            if not 0 <= n_tokens <= len(self._tokens):
+                raise InvalidArgument(f"cannot keep {n_tokens} of {len(self._tokens)} tokens")
             if n_tokens < self.n_cached:
                 self._target.truncate(self._context, n_tokens)
             del self._tokens[n_tokens:]
@@ -238,7 +281,12 @@ class TokenSession:
 
     @property
     def stats(self) -> SessionStats:
-        """What this session has cost so far."""
+        """What this session has cost so far; waits for the call that is at work in another thread."""
+        with self._target.turn:
+            return self._stats()
+
+    def _stats(self) -> SessionStats:
+        self._require_open()
         plan = self._target.plan
         info = self._target.pager_info
         return SessionStats(
@@ -259,15 +307,12 @@ class TokenSession:
 
     def close(self) -> None:
         """Give the history back. A second call does nothing."""
+        if self._target.is_forked:
+            return
         with self._target.turn:
+            self._require_no_call()
             if not self._context.closed:
                 self._target.release(self._context)
-
-
-def _as_list(token_ids: Sequence[int] | NDArray[np.uint32]) -> Sequence[int] | NDArray[np.uint32]:
-    if isinstance(token_ids, str | bytes | bytearray) or not hasattr(token_ids, "__iter__"):
-        raise InvalidArgument(f"token ids must be a sequence of integers, got {type(token_ids).__name__}")
-    return token_ids
 
 
 def _out_rows(out: NDArray[np.float32] | None, n_rows: int, n_cols: int) -> NDArray[np.float32]:

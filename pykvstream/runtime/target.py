@@ -7,12 +7,14 @@ Holds: ``Target``, ``TargetOptions``, ``MemoryReport``.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import Enum
+from inspect import GEN_RUNNING, getgeneratorstate
 from weakref import WeakSet
 
 import numpy as np
@@ -25,7 +27,7 @@ from pykvstream.core.pager import Pager, PagerInfo
 from pykvstream.core.phase import CoordinatorState, PhaseCoordinator, PhaseRegion
 from pykvstream.core.state import CHUNK_TOKENS, State, state_bytes
 from pykvstream.core.tape import CancelFlag, DeltaMode, Tape
-from pykvstream.errors import InvalidArgument, Unsupported
+from pykvstream.errors import Busy, Closed, InvalidArgument, Unsupported
 from pykvstream.gguf import GgmlType, GgufFile
 from pykvstream.graph import Graph, delta_layers, lower
 from pykvstream.models import ModelConfig
@@ -148,6 +150,7 @@ class Blueprint:
     ) -> None:
         _check_widths(config, options)
         check_tensors(file, config)
+        self.file = file
         self.config = config
         self.options = options
         layer = kv_layer(config, options)
@@ -208,8 +211,25 @@ class Blueprint:
         self.weights.close()
 
 
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call that runs passes, in one thread, until ``cancel`` is raised. The interpreter knows whether it runs."""
+
+    thread: int
+    passes: Generator[None, None, None]
+    cancel: CancelFlag
+
+    @property
+    def is_at_work(self) -> bool:
+        return getgeneratorstate(self.passes) == GEN_RUNNING
+
+
 class Target:
-    """The runtime of one model. Sequences share the pool, and whoever runs or changes one holds ``turn`` meanwhile."""
+    """The runtime of one model. Sequences share the pool, and whoever runs or changes one holds ``turn`` meanwhile.
+
+    ``call`` is the newest that ran passes. A target lives in the process that made it: the threads that copy and
+    compute do not come along to a fork.
+    """
 
     def __init__(self, device: Device, blueprint: Blueprint, arena_bytes: int) -> None:
         self.blueprint = blueprint
@@ -239,7 +259,30 @@ class Target:
         self._placer: Placer | None = Placer(decode, self.plan.shape.run_pages, self._resources.place)
         self._phase: Phase | None = None
         self._contexts: WeakSet[Context] = WeakSet()
-        self.turn = threading.RLock()
+        self._turn = threading.RLock()
+        self._process = os.getpid()
+        self._is_closed = False
+        self.call: Call | None = None
+
+    @property
+    def turn(self) -> threading.RLock:
+        """What is held by whoever runs or changes a sequence. Raises ``Unsupported`` in a fork of the process."""
+        if self.is_forked:
+            raise Unsupported(
+                f"the model was opened by process {self._process}, and process {os.getpid()} is a fork of it:"
+                " open the model after the fork"
+            )
+        return self._turn
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether this is a fork of the process that made the target."""
+        return os.getpid() != self._process
+
+    def require_open(self) -> None:
+        """Raises ``Closed`` after ``close``."""
+        if self._is_closed:
+            raise Closed("the model is closed")
 
     @property
     def n_vocab_rows(self) -> int:
@@ -258,6 +301,7 @@ class Target:
 
     def context(self, ctx_tokens: int) -> Context:
         """An empty sequence. Its history grows in host memory as it is written; a recurrent state is all there."""
+        self.require_open()
         require_int("ctx_size", ctx_tokens)
         if ctx_tokens > self.plan.ctx_tokens:
             raise InvalidArgument(
@@ -376,23 +420,51 @@ class Target:
         for context in self._contexts:
             context.check_integrity()
 
+    def stop(self) -> None:
+        """Refuse whoever comes from now on, and cancel the call that is at work. Any thread.
+
+        Raises ``Busy`` inside a call, whose end it would wait for.
+        """
+        call = self.call
+        if call is not None and call.thread == threading.get_ident() and call.is_at_work:
+            raise Busy("a call of this model is at work in this thread: its on_progress cannot close the model")
+        self._is_closed = True
+        call = self.call
+        if call is not None:
+            call.cancel.set()
+
     def close(self) -> None:
-        """Give everything back. Sequences that still exist keep their history."""
+        """Give everything back; the caller holds ``turn``. Sequences that still exist keep their history."""
         self._resources.close()
         self._handles.close()
         self.blueprint.close()
 
 
-def as_tokens(tokens: Sequence[int] | NDArray[np.uint32], n_vocab: int) -> NDArray[np.uint32]:
-    """Token ids as the core wants them. Raises ``InvalidArgument`` naming the first id outside the vocabulary."""
-    try:
-        given = np.asarray(tokens)
-    except ValueError as error:
-        raise InvalidArgument(f"token ids must be integers in one dimension: {error}") from error
-    if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
+def as_tokens(tokens: object, n_vocab: int) -> NDArray[np.uint32]:
+    """Token ids as the core wants them. Raises ``InvalidArgument`` naming the first that is not in the vocabulary."""
+    given = np.asarray(require_token_ids(tokens))
+    if given.ndim != 1 or (given.size and given.dtype.kind not in "iuO"):
         raise InvalidArgument(f"token ids must be integers in one dimension, got {given.dtype} {given.shape}")
-    ids = given.astype(np.int64)
-    bad = np.flatnonzero((ids < 0) | (ids >= n_vocab))
-    if bad.size:
-        raise InvalidArgument(f"token {ids[bad[0]]} at index {bad[0]} is outside the vocabulary of {n_vocab}")
-    return ids.astype(np.uint32)
+    if given.dtype.kind == "O":
+        # Integers beyond 64 bits, or something else among them.
+        is_bad = [not isinstance(token, int) or not 0 <= token < n_vocab for token in given.tolist()]
+    else:
+        is_bad = ((given < 0) | (given >= n_vocab)).tolist()
+    if True in is_bad:
+        at = is_bad.index(True)
+        raise InvalidArgument(f"token {given[at]} at index {at} is outside the vocabulary of {n_vocab}")
+    return given.astype(np.uint32)
+
+
+def require_token_ids(tokens: object) -> Sequence[int] | NDArray[np.uint32]:
+    """``tokens`` if they are integers in an order. Raises ``InvalidArgument`` naming what they are."""
+    is_text = isinstance(tokens, str | bytes | bytearray | memoryview)
+    if is_text or not isinstance(tokens, np.ndarray | Sequence):
+        raise InvalidArgument(f"token ids must be a sequence of integers, got {type(tokens).__name__}")
+    if not isinstance(tokens, np.ndarray):
+        for at, token in enumerate(tokens):
+            if isinstance(token, bool) or not isinstance(token, int | np.integer):
+                raise InvalidArgument(
+                    f"token ids must be integers in one dimension, got {type(token).__name__} at index {at}"
+                )
+    return tokens

@@ -82,6 +82,11 @@ class Sampler:
         token = best_adjusted if self._params.is_greedy else self._draw(adjusted, position)
         return Choice(token, float(row[token]) - log_denominator(row, best))
 
+    def score(self, token: int, logits: NDArray[np.float32], position: int) -> Choice:
+        """Return a token that stands at ``position`` whatever the settings would choose; raises as ``choose``."""
+        row, best = check_row(logits, self._n_vocab, check_u64("position", position))
+        return Choice(token, float(row[token]) - log_denominator(row, best))
+
     def _draw(self, row: NDArray[np.float32], position: int) -> int:
         """Return the coupled choice among the candidates that pass the filters."""
         candidates = truncate_row(row, self._params, self._noise, position)

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from jinja2.exceptions import TemplateError, TemplateSyntaxError
+from jinja2.meta import find_undeclared_variables
 
 from pykvstream.errors import FormatError, InvalidArgument, KvStreamError
 from pykvstream.text.budget import MAX_DEPTH, MAX_INT_BITS, Budget
@@ -83,17 +84,22 @@ class _Inputs:
 class ChatTemplate:
     """A compiled chat template; ``bos_token`` and ``eos_token`` are the texts that it may write.
 
+    ``variables`` are the names that it reads from outside.
+
     Raises ``FormatError`` where the source does not compile. Rendering is bounded (see ``budget``) and raises
     ``InvalidArgument`` where a bound is passed, the template fails, or it refuses the messages itself.
     """
 
     def __init__(self, source: str, bos_token: str = "", eos_token: str = "") -> None:
+        if not isinstance(source, str):
+            raise InvalidArgument(f"a chat template is text, got {type(source).__name__}")
         self.source = source
         self._own = {"bos_token": trusted(bos_token), "eos_token": trusted(eos_token)}
         self._environment = PromptEnvironment()
         self._lock = threading.Lock()
         try:
             self._template = self._environment.from_string(source)
+            self.variables = frozenset(find_undeclared_variables(self._environment.parse(source)))
         except KvStreamError:
             raise
         except TemplateSyntaxError as error:
@@ -110,8 +116,7 @@ class ChatTemplate:
         **kwargs: object,
     ) -> str:
         """Return the prompt; further keywords (``enable_thinking=...``) are variables of the template."""
-        text, _, _ = self.render_marked(messages, tools, add_generation_prompt, kwargs)
-        return text
+        return self.render_marked(messages, tools, add_generation_prompt, kwargs).text
 
     def render_marked(
         self,
@@ -119,8 +124,8 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, object]] | None,
         add_generation_prompt: bool,
         kwargs: Mapping[str, object],
-    ) -> tuple[str, bytes, list[str]]:
-        """Return the prompt, one byte a character that is 1 where the template wrote it, and all inputs."""
+    ) -> Rendered:
+        """Return the prompt, with what is needed to encode it."""
         inputs = _Inputs()
         if reserved := kwargs.keys() & self._own.keys():
             raise InvalidArgument(f"{sorted(reserved)[0]} comes from the vocabulary and cannot be passed")
@@ -134,7 +139,7 @@ class ChatTemplate:
         with self._lock:
             self._environment.budget = Budget(inputs.n_chars, inputs.n_values)
             text = join("", self._pieces(variables))
-        return "".join(text), marks_of(text), inputs.texts
+        return Rendered("".join(text), marks_of(text), inputs.texts)
 
     def _pieces(self, variables: dict[str, object]) -> Iterator[str]:
         try:
@@ -149,6 +154,38 @@ class ChatTemplate:
             raise InvalidArgument(f"the chat template failed: {error}") from None
 
 
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """A prompt as text, one byte a character that is 1 where the template wrote it, and all inputs."""
+
+    text: str
+    marks: bytes
+    inputs: Sequence[str]
+
+    def from_index(self, at: int) -> Rendered:
+        """What stands from a character on."""
+        return Rendered(self.text[at:], self.marks[at:], self.inputs)
+
+    def ends_with(self, ending: str) -> bool:
+        """Whether the template wrote ``ending`` last, white space aside."""
+        text = self.text.rstrip()
+        return text.endswith(ending) and all(self.marks[len(text) - len(ending) : len(text)])
+
+    def encode(self, tokenizer: Tokenizer) -> list[int]:
+        """The token ids, special tokens only where the template wrote them.
+
+        Where a special token's text is neither the template's alone nor inside a message (the template cut,
+        changed or glued text in a way that cannot be followed), the prompt is refused with ``InvalidArgument``.
+        """
+        spans = tokenizer.special_spans(self.text, self.marks)
+        unclear = {self.text[start:end] for start, end, _ in set(tokenizer.special_spans(self.text)) - set(spans)}
+        for special in unclear:
+            if not any(special in given for given in self.inputs):
+                message = f"the chat template makes the special token {special!r} out of message content"
+                raise InvalidArgument(f"{message}: template and message text cannot be told apart")
+        return tokenizer.encode_spans(self.text, spans)
+
+
 def encode_chat(
     tokenizer: Tokenizer,
     template: ChatTemplate,
@@ -158,19 +195,15 @@ def encode_chat(
     add_generation_prompt: bool = True,
     **kwargs: object,
 ) -> list[int]:
-    """Render ``messages`` and return the token ids, special tokens only where the template wrote them.
+    """Render ``messages`` and return the token ids, with the leading token where the file asks for one.
 
-    Where a special token's text is neither the template's alone nor inside a message (the template cut,
-    changed or glued text in a way that cannot be followed), the prompt is refused with ``InvalidArgument``.
+    Raises ``InvalidArgument`` as ``Rendered.encode`` does.
     """
-    text, marks, inputs = template.render_marked(messages, tools, add_generation_prompt, kwargs)
-    spans = tokenizer.special_spans(text, marks)
-    unclear = {text[start:end] for start, end, _ in set(tokenizer.special_spans(text)) - set(spans)}
-    for special in unclear:
-        if not any(special in given for given in inputs):
-            message = f"the chat template makes the special token {special!r} out of message content"
-            raise InvalidArgument(f"{message}: template and message text cannot be told apart")
-    ids = tokenizer.encode_spans(text, spans)
+    return with_bos(tokenizer, template.render_marked(messages, tools, add_generation_prompt, kwargs).encode(tokenizer))
+
+
+def with_bos(tokenizer: Tokenizer, ids: list[int]) -> list[int]:
+    """``ids`` of a whole conversation, begun with the leading token where the file asks for one."""
     if tokenizer.add_bos and tokenizer.bos_id is not None and ids[:1] != [tokenizer.bos_id]:
         return [tokenizer.bos_id, *ids]
     return ids

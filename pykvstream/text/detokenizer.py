@@ -25,6 +25,11 @@ class StreamDecoder:
         """Return the characters that ``token`` completes, "" while one is unfinished."""
         return self._utf8.decode(self._tokenizer.token_bytes(token, specials=self._specials))
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether no character is unfinished."""
+        return not self._utf8.getstate()[0]
+
     def flush(self) -> str:
         """Return U+FFFD for an unfinished character, else "", and start afresh."""
         tail = self._utf8.decode(b"", final=True)

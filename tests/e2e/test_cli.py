@@ -18,6 +18,7 @@ import pytest
 from pykvstream.cli import BROKEN_PIPE, INTERRUPTED, main
 from pykvstream.gguf import GgufWriter
 from tests.models import CHAT_TEMPLATE, byte_level_vocabulary, write_random_model
+from tests.qwen_template import QWEN, TOOLS
 
 N_VOCAB = 320
 CTX = 2048
@@ -182,6 +183,57 @@ def test_template_file_replaces_the_template_of_the_model(run: Run, model: str, 
     assert run(*argv, "--chat-template-file", str(template)).json["prompt_tokens"] == 3
     assert run(*argv).json["prompt_tokens"] > 3
     assert run(*argv, "--system", "be brief").json["prompt_tokens"] > run(*argv).json["prompt_tokens"]
+
+
+@pytest.fixture
+def thinking(tmp_path: Path) -> tuple[str, ...]:
+    """Flags that give the model a template that knows thinking and tools."""
+    path = tmp_path / "qwen.jinja"
+    path.write_text(QWEN)
+    return ("--chat-template-file", str(path))
+
+
+def test_json_has_the_parts_of_an_answer_where_the_template_has_them(
+    run: Run, model: str, thinking: tuple[str, ...], tmp_path: Path
+) -> None:
+    argv = ("generate", model, "-p", "x", *QUICK, "-n", "24", *NO_END, "--json", "-s", "3", *thinking)
+    report = run(*argv, "--reasoning-budget", "4", "--reasoning-budget-message", "!").json
+    assert report["text"].startswith(f"{report['reasoning']}\n</think>\n\n") and report["reasoning"].endswith("!")
+    assert report["content"] and report["text"].endswith(report["content"]) and report["tool_calls"] == []
+    off = run(*argv, "--reasoning", "off").json
+    assert off["reasoning"] == "" and off["content"] == off["text"].lstrip("\n")
+    on = run(*argv, "--reasoning", "on").json
+    assert on["reasoning"] and on["content"] == "" and on["prompt_tokens"] < off["prompt_tokens"]
+    tools = tmp_path / "tools.json"
+    tools.write_text(json.dumps(TOOLS))
+    assert run(*argv, "--tools", str(tools)).json["prompt_tokens"] > on["prompt_tokens"] + 100
+    dated = run(*argv, "--chat-template-kwargs", '{"dated": true}').json
+    assert dated["prompt_tokens"] > on["prompt_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--reasoning", "off"), ("reasoning off", "enable_thinking")),
+        (("--reasoning", "on"), ("reasoning on",)),
+        (("--reasoning-preserve",), ("reasoning preserve",)),
+        (("--reasoning-budget", "3"), ("reasoning budget",)),
+    ],
+)
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_reasoning_of_a_model_that_does_not_think_is_refused_by_name(
+    run: Run, model: str, typed: Callable[[str], None], command: str, flags: tuple[str, ...], words: tuple[str, ...]
+) -> None:
+    typed("hello\n")
+    ran = run(command, model, *QUICK, "-p", "x", *flags)
+    assert_one_line(ran, *words)
+
+
+def test_tools_that_are_no_list_are_refused(run: Run, model: str, thinking: tuple[str, ...], tmp_path: Path) -> None:
+    path = tmp_path / "tools.json"
+    for text, words in (("{}", "JSON list"), ("[", "JSON list"), ("[1]", "tools[0]")):
+        path.write_text(text)
+        assert_one_line(run("generate", model, *QUICK, "-p", "x", *thinking, "--tools", str(path)), words)
 
 
 def test_prompt_that_fills_the_context_ends_with_context_full(run: Run, model: str) -> None:
@@ -361,6 +413,19 @@ def test_chat_begins_with_the_prompt_and_ends_with_the_input(
     typed("")
     ran = run("chat", model, *CHAT, "-p", "hello", "--system", "be brief")
     assert ran.code == 0 and ran.out.endswith("\n")
+
+
+def test_chat_sets_reasoning_apart_and_drops_it_with_the_next_question(
+    run: Run, model: str, typed: Callable[[str], None], thinking: tuple[str, ...], tmp_path: Path
+) -> None:
+    saved = tmp_path / "talk.md"
+    typed(f"first\nsecond\n/save {saved}\n/stats\n")
+    budget = ("--reasoning-budget", "3", "--reasoning-budget-message", " THOUGHT")
+    ran = run("chat", model, *QUICK, "-n", "40", "-s", "4", "--no-progress", *NO_END, *thinking, *budget)
+    assert ran.code == 0 and ran.err.count("THOUGHT\n") == 2
+    assert "THOUGHT" not in ran.out and "</think>" not in ran.out + ran.err and "\x1b" not in ran.out + ran.err
+    text = saved.read_text()
+    assert text.count("\n> ") >= 2 and text.count("THOUGHT\n\n") == 2
 
 
 def test_clear_begins_anew_with_the_same_answer(run: Run, model: str, typed: Callable[[str], None]) -> None:

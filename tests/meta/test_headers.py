@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.meta.tree import ROOT, Function, functions, headers, structs
+from tests.meta.tree import ROOT, Function, functions, headers, structs, without_comments
 
 # Structs that describe an element of an array or geometry that other structs hold: they never grow.
 FIXED = {"kvs_kv_layer", "kvs_delta_layer", "kvs_demand", "kvs_span", "kvs_phase_region"}
@@ -40,6 +40,35 @@ def test_every_constructor_states_who_owns_the_result() -> None:
     made = [each for each in functions() if re.search(r"_(create|create_over|acquire|fork|make)$", each.name)]
     assert len(made) > 10
     assert names([each for each in made if "own:" not in each.comment]) == []
+
+
+def test_every_function_that_hands_out_an_object_states_who_owns_it() -> None:
+    handles = [each for each in functions() if re.search(r"kvs_\w+ \*\*", each.parameters)]
+    pointers = [each for each in functions() if "*" in each.returns]
+    assert len(handles) > 15 and len(pointers) >= 2
+    assert names([each for each in handles + pointers if "own:" not in each.comment]) == []
+
+
+def test_no_declaration_is_overlooked() -> None:
+    """Whatever looks like a function in a header, fenced or not, is among those that the other tests read."""
+    words = {
+        word
+        for path in headers()
+        for word in re.findall(r"\b(kvs_\w+)\s*\(", without_comments(path.read_text(encoding="utf-8")))
+    }
+    assert words == {each.name for each in functions()}
+
+
+def test_every_callback_type_has_a_comment() -> None:
+    found = [
+        (path.name, name, comment)
+        for path in headers()
+        for comment, name in re.findall(
+            r"(\*/\n)?typedef [\w *]+\(\*(kvs_\w+)\)\(", path.read_text(encoding="utf-8")
+        )
+    ]
+    assert len(found) > 1
+    assert [(header, name) for header, name, comment in found if not comment] == []
 
 
 def test_every_error_named_in_a_comment_is_a_status() -> None:

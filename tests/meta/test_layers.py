@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 
 import pytest
 
-from tests.meta.tree import PACKAGE, ROOT, Import, component, imports_of, relative, sources
+from tests.meta.tree import PACKAGE, ROOT, Import, component, imports_of, relative, sources, without_comments
 
 PYTHON_LAYERS = ("_ffi", "core", "kernels", "graph", "models", "runtime", "engine", "report", "cli")
 BESIDE = ("gguf", "text", "sampling", "locate")
@@ -96,6 +97,16 @@ def test_base_includes_base_and_public_headers_alone() -> None:
     base = [pair for pair in includes() if pair[0].startswith("base/")]
     assert len(base) > 3
     assert [pair for pair in base if not pair[1].startswith(("base/", "kvstream/"))] == []
+
+
+def test_every_internal_function_is_used() -> None:
+    """What a header of ``native/`` declares somebody calls: a name stands in its header, its definition and one use."""
+    texts = {path: without_comments(path.read_text("utf-8")) for path in sources("native", suffixes=(".c", ".h"))}
+    declaration = re.compile(r"^(?:[\w*]+\s+)+\**(kvs_\w+)\([^;{}]*\);", re.MULTILINE)
+    names = {name for path, text in texts.items() if path.suffix == ".h" for name in declaration.findall(text)}
+    words = Counter(word for text in texts.values() for word in re.findall(r"\bkvs_\w+", text))
+    assert len(names) > 150
+    assert sorted(name for name in names if words[name] < 3) == []
 
 
 def test_core_reaches_backends_only_where_a_device_is_made() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -42,6 +43,23 @@ def test_every_module_says_what_it_is() -> None:
 @pytest.mark.parametrize("name", public_definitions())
 def test_public_class_or_function_is_documented(name: str) -> None:
     assert public_definitions()[name]
+
+
+def test_every_part_of_a_name_that_the_package_exports_is_documented() -> None:
+    """Whoever imports ``pykvstream`` alone finds every method, property and function described."""
+    package = import_module(PACKAGE)
+    exported = [getattr(package, name) for name in package.__all__]
+    assert sum(inspect.isclass(each) for each in exported) > 5
+    assert [name for each in exported for name in undocumented(each)] == []
+
+
+def undocumented(exported: object) -> Iterator[str]:
+    if inspect.isroutine(exported) and not inspect.getdoc(exported):
+        yield exported.__qualname__
+    for name, member in vars(exported).items() if inspect.isclass(exported) else ():
+        inner = getattr(member, "fget", None) or getattr(member, "func", None) or getattr(member, "__func__", member)
+        if not name.startswith("_") and inspect.isroutine(inner) and not inspect.getdoc(inner):
+            yield f"{exported.__qualname__}.{name}"
 
 
 def test_names_in_all_exist() -> None:

@@ -86,6 +86,7 @@ class Function:
     header: str
     name: str
     returns: str
+    parameters: str
     comment: str
 
 
@@ -109,7 +110,11 @@ def _functions_of(path: Path) -> Iterator[Function]:
             last = above[-1] if above else last
             position = match.end()
             yield Function(
-                relative(path), match["name"], match["returns"].strip(), last if comments else ""
+                relative(path),
+                match["name"],
+                match["returns"].strip(),
+                match["parameters"],
+                last if comments else "",
             )
 
 

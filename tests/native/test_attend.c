@@ -326,11 +326,11 @@ static void test_attend_plan_equals_waves(kvs_threads *threads)
     kvs_attend_desc desc = {
         .struct_size = sizeof desc, .n_query_heads = s.n_query_heads, .q = s.q, .out = out, .scale = s.scale};
     scene_run(&s, threads, isa, 0, s.n_rows, expected);
-    CHECK_OK(kvs_cpu_attend_plan(threads, isa, &desc, &s.layer, s.table, s.n_tokens, s.n_rows));
+    CHECK_OK(kvs_cpu_attend_plan(NULL, threads, isa, &desc, &s.layer, s.table, s.n_tokens, s.n_rows));
     CHECK(same(&s, out, expected, s.n_rows));
-    CHECK_STATUS(kvs_cpu_attend_plan(threads, isa, &desc, &s.layer, s.table, 4, 5), KVS_EINVAL);
+    CHECK_STATUS(kvs_cpu_attend_plan(NULL, threads, isa, &desc, &s.layer, s.table, 4, 5), KVS_EINVAL);
     desc.n_query_heads = 5;
-    CHECK_STATUS(kvs_cpu_attend_plan(threads, isa, &desc, &s.layer, s.table, s.n_tokens, s.n_rows), KVS_EINVAL);
+    CHECK_STATUS(kvs_cpu_attend_plan(NULL, threads, isa, &desc, &s.layer, s.table, s.n_tokens, s.n_rows), KVS_EINVAL);
     free(expected);
     free(out);
     scene_free(&s);

@@ -53,7 +53,11 @@ static void names_and_types_are_those_of_the_header(void)
         {KVS_TYPE_Q2_K, "q2_k", 256, 84},      {KVS_TYPE_Q3_K, "q3_k", 256, 110},
         {KVS_TYPE_Q4_K, "q4_k", 256, 144},     {KVS_TYPE_Q5_K, "q5_k", 256, 176},
         {KVS_TYPE_Q6_K, "q6_k", 256, 210},     {KVS_TYPE_IQ4_NL, "iq4_nl", 32, 18},
-        {KVS_TYPE_IQ4_XS, "iq4_xs", 256, 136},
+        {KVS_TYPE_IQ4_XS, "iq4_xs", 256, 136}, {KVS_TYPE_IQ1_S, "iq1_s", 256, 50},
+        {KVS_TYPE_IQ1_M, "iq1_m", 256, 56},    {KVS_TYPE_IQ2_XXS, "iq2_xxs", 256, 66},
+        {KVS_TYPE_IQ2_XS, "iq2_xs", 256, 74},  {KVS_TYPE_IQ2_S, "iq2_s", 256, 82},
+        {KVS_TYPE_IQ3_S, "iq3_s", 256, 110},   {KVS_TYPE_IQ3_XXS, "iq3_xxs", 256, 98},
+        {KVS_TYPE_MXFP4, "mxfp4", 32, 17},     {KVS_TYPE_NVFP4, "nvfp4", 64, 36},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         uint32_t values = 0;

@@ -178,21 +178,6 @@ static void test_one_gate_serves_its_row(void)
     }
 }
 
-static void test_scale_multiplies_every_value(void)
-{
-    const float factor = 0.3f;
-    fill_inputs(14);
-    memcpy(out, a, sizeof out);
-    const kvs_scale_desc desc = {.x = out, .x_stride = STRIDE, .factor = &factor, .n = 1000, .n_rows = ROWS};
-    kvs_scale(pools[2], &desc);
-    for (uint32_t row = 0; row < ROWS; row++) {
-        for (uint32_t i = 0; i < STRIDE; i++) {
-            expected[i] = i < 1000 ? a[row * STRIDE + i] * factor : a[row * STRIDE + i];
-        }
-        CHECK(same_values(out + row * STRIDE, expected, STRIDE));
-    }
-}
-
 static void test_sigmoid_and_softplus_are_near_float64(void)
 {
     double worst = 0;
@@ -390,7 +375,6 @@ int main(void)
     test_binary_twins_are_equal();
     test_binary_in_place_equals_apart();
     test_one_gate_serves_its_row();
-    test_scale_multiplies_every_value();
     test_sigmoid_and_softplus_are_near_float64();
     test_rope_table_turns_each_pair_by_its_axis();
     test_rope_table_is_right_at_far_positions();

@@ -162,6 +162,50 @@ static void test_matmul_fused_steps_keep_the_bits(void)
     free_matrix(&up);
 }
 
+/* Runs of 14 outputs have a scale each, so they end inside panels. */
+static void test_matmul_scales_multiply_sums_before_the_bias(void)
+{
+    enum { K = 288, N = 42 };
+    static const float scales[3] = {0.3f, -1.7f, 1e-3f};
+    matrix gate = make_matrix(KVS_TYPE_Q4_1, K, N, 1);
+    matrix up = make_matrix(KVS_TYPE_Q8_0, K, N, 2);
+    float x[3 * K], bias[N], plain[3 * N], out[3 * N], expected[3 * N], up_out[3 * N];
+    fill_floats(x, 3 * K, 3);
+    fill_floats(bias, N, 6);
+    kvs_matmul_desc desc = describe(&gate, x, 3, plain);
+    CHECK_OK(kvs_matmul_run(pools[2], KVS_ISA_REFERENCE, &desc));
+    kvs_matmul_desc up_desc = describe(&up, x, 3, up_out);
+    CHECK_OK(kvs_matmul_run(pools[2], KVS_ISA_REFERENCE, &up_desc));
+    desc.part[0].out = out;
+    desc.part[0].bias = bias;
+    desc.part[0].scales = scales;
+    desc.part[0].n_scales = 3;
+    for (uint32_t isa = KVS_ISA_REFERENCE; isa <= kvs_cpu_isa_detect(); isa++) {
+        CHECK_OK(kvs_matmul_run(pools[2], isa, &desc));
+        for (uint32_t i = 0; i < 3 * N; i++) {
+            const float scaled = plain[i] * scales[i % N / 14];
+            expected[i] = scaled + bias[i % N];
+        }
+        CHECK(same_values(out, expected, 3 * N));
+    }
+    desc.part[0].bias = NULL;
+    desc.part[1] = (kvs_matmul_part){.type = up.type, .n = N, .panels = up.panels, .scales = scales, .n_scales = 1};
+    desc.n_parts = 2;
+    desc.epilogue = KVS_EPILOGUE_SWIGLU;
+    for (uint32_t isa = KVS_ISA_REFERENCE; isa <= kvs_cpu_isa_detect(); isa++) {
+        CHECK_OK(kvs_matmul_run(pools[2], isa, &desc));
+        for (uint32_t i = 0; i < 3 * N; i++) {
+            const double y = (double)plain[i] * (double)scales[i % N / 14];
+            const double product = y / (1 + exp(-y)) * (double)up_out[i] * (double)scales[0];
+            CHECK(fabs((double)out[i] - product) <= 1e-6 * fabs(product));
+        }
+    }
+    desc.part[0].n_scales = 4;
+    CHECK_STATUS(kvs_matmul_run(pools[1], KVS_ISA_REFERENCE, &desc), KVS_EINVAL);
+    free_matrix(&gate);
+    free_matrix(&up);
+}
+
 static void test_matmul_parts_equal_separate_matmuls(void)
 {
     const uint64_t k = 256;
@@ -245,6 +289,7 @@ static void test_matmul_is_near_the_float64_sum(void)
 static void test_matmul_hostile_values_are_equal_everywhere(void)
 {
     static const uint16_t halves[] = {0x7c00, 0xfc00, 0x7e00, 0x0001, 0x83ff, 0x7bff, 0x0000, 0x8000};
+    static const uint8_t bytes[] = {0x00, 0x01, 0x02, 0x7f, 0x80, 0x81, 0xfe, 0xff}; /* the same of 8-bit scales */
     static const float values[] = {INFINITY, -INFINITY, NAN, 1e-42f, 3.4e38f, -0.0f, 1e-31f, 1e30f};
     const uint64_t k = 512, n = 24;
     float *x = malloc(MAX_ROWS * k * sizeof *x);
@@ -256,7 +301,10 @@ static void test_matmul_hostile_values_are_equal_everywhere(void)
         half_places(type, &scale, &minimum);
         matrix w = make_matrix(type, k, n, 60 + t);
         for (uint64_t b = 0; block_values > 1 && b < n * k / block_values; b += 3) {
-            memcpy(w.rows + b * block_bytes + scale, &halves[b % 8], 2);
+            put_scale(type, w.rows + b * block_bytes, halves[b % 8]);
+            if (type == KVS_TYPE_MXFP4 || type == KVS_TYPE_NVFP4) {
+                w.rows[b * block_bytes] = bytes[b % 8];
+            }
             if (minimum >= 0) {
                 memcpy(w.rows + b * block_bytes + minimum, &halves[(b / 8) % 8], 2);
             }
@@ -314,7 +362,29 @@ static void test_panel_pack_in_pieces_equals_pack_at_once(void)
     }
 }
 
-/* Panels are read instead of the file, so their size is the price of a token. */
+/* Bits a value that panels of codebook types take; 0: as many as the file. */
+static double panel_bits(int type)
+{
+    switch (type) {
+    case KVS_TYPE_IQ1_S:
+        return 2 + (16 + 8 * 4 + 32) / 256.0;
+    case KVS_TYPE_IQ1_M:
+        return 2 + (16 + 16 * 4 + 32) / 256.0;
+    case KVS_TYPE_IQ2_XXS:
+        return 3 + (16 + 8 * 4) / 256.0;
+    case KVS_TYPE_IQ2_XS:
+    case KVS_TYPE_IQ2_S:
+        return 3 + (16 + 16 * 4) / 256.0;
+    case KVS_TYPE_IQ3_XXS:
+    case KVS_TYPE_IQ3_S:
+        return 4 + (16 + 8 * 4) / 256.0;
+    default:
+        return 0;
+    }
+}
+
+/* Panels are read instead of the file, so their size is the price of a token. Those of codebook types hold levels, not
+ * indices. */
 static void test_panels_stay_as_small_as_files(void)
 {
     for (size_t t = 0; t < N_WEIGHT_TYPES; t++) {
@@ -323,14 +393,19 @@ static void test_panels_stay_as_small_as_files(void)
         kvs_type_block(weight_types[t], &block_values, &block_bytes);
         CHECK_OK(kvs_panel_bytes(weight_types[t], 4096, 160, NULL, &bytes));
         const uint64_t file_bytes = 160 * 4096 / block_values * block_bytes;
-        CHECK(bytes <= file_bytes + file_bytes / 26);
+        const double bits = panel_bits(weight_types[t]);
+        if (bits > 0) {
+            CHECK_U64(bytes, (uint64_t)(160 * 4096 / 8 * bits));
+        } else {
+            CHECK(bytes <= file_bytes + file_bytes / 26);
+        }
     }
 }
 
 static void test_panel_refusals(void)
 {
     uint64_t bytes;
-    CHECK_STATUS(kvs_panel_bytes(16, 256, 1, NULL, &bytes), KVS_EUNSUPPORTED);
+    CHECK_STATUS(kvs_panel_bytes(15, 256, 1, NULL, &bytes), KVS_EUNSUPPORTED);
     CHECK_STATUS(kvs_panel_bytes(-1, 256, 1, NULL, &bytes), KVS_EUNSUPPORTED);
     CHECK_STATUS(kvs_panel_bytes(KVS_TYPE_Q8_0, 33, 1, NULL, &bytes), KVS_EINVAL);
     CHECK_STATUS(kvs_panel_bytes(KVS_TYPE_Q4_K, 288, 1, NULL, &bytes), KVS_EINVAL);
@@ -379,6 +454,7 @@ int main(void)
     workspace = aligned_alloc(64, workspace_bytes);
     test_matmul_bits_do_not_depend_on_rows_threads_or_isa();
     test_matmul_fused_steps_keep_the_bits();
+    test_matmul_scales_multiply_sums_before_the_bias();
     test_matmul_parts_equal_separate_matmuls();
     test_matmul_is_near_the_float64_sum();
     test_matmul_hostile_values_are_equal_everywhere();

@@ -257,7 +257,7 @@ static void test_cancel_frees_every_slot_and_goes_on_counting(uint32_t flags)
 static int fail_tenth_in(void *user, int point, uint64_t index)
 {
     (void)user;
-    return point == KVS_HOOK_COPY && index == N_HISTORY + 2 ? KVS_ENOMEM : 0;
+    return point == KVS_HOOK_COPY && index == 2 ? KVS_ENOMEM : 0;
 }
 
 static void test_failed_copy_poisons_until_cancelled(uint32_t flags)
@@ -379,6 +379,30 @@ static int fail_objects(void *user, int point, uint64_t index)
     return point == KVS_HOOK_ALLOC ? KVS_ENOMEM : 0;
 }
 
+/* More runs than a ring begins with room for, while none is consumed: the room grows, or nothing is submitted. */
+static void test_runs_without_room_grow_or_are_refused_whole(void)
+{
+    bench b;
+    open_bench(&b, KVS_DEVICE_DEFERRED, 3, 2, 1);
+    (void)submit(&b, 0, N_HISTORY);
+    const kvs_demand demand = demand_of(&b, 0, N_HISTORY);
+    const kvs_ring_info before = info_of(&b);
+    uint64_t first = 7;
+    CHECK_OK(kvs_device_set_hook(b.device, fail_objects, NULL));
+    CHECK_STATUS(kvs_ring_submit(b.ring, &demand, 1, &first), KVS_ENOMEM);
+    CHECK_OK(kvs_device_set_hook(b.device, NULL, NULL));
+    CHECK_U64(first, 7);
+    CHECK_U64(info_of(&b).submitted_pages, before.submitted_pages);
+    CHECK_OK(kvs_ring_check_integrity(b.ring));
+    CHECK_U64(submit(&b, 0, N_HISTORY), N_HISTORY);
+    for (uint32_t page = 0; page < 2 * N_HISTORY; page++) {
+        CHECK_OK(kvs_ring_acquire_wait(b.ring, page + 1));
+        CHECK(slot_is(&b, page % 2, (uint8_t)(page % N_HISTORY + 1)));
+        CHECK_OK(kvs_ring_consume(b.ring, page + 1));
+    }
+    close_bench(&b);
+}
+
 static void test_create_refuses_and_keeps_no_lease(void)
 {
     kvs_device *device = rig_device(0, 0);
@@ -419,6 +443,7 @@ int main(void)
     test_short_records_keep_to_their_slots();
     test_submitted_demands_keep_their_host_memory();
     test_submit_refuses_and_changes_nothing();
+    test_runs_without_room_grow_or_are_refused_whole();
     test_create_refuses_and_keeps_no_lease();
     const uint32_t modes[] = {0, KVS_DEVICE_DEFERRED, KVS_DEVICE_DEFERRED | KVS_DEVICE_POISON_RELEASED};
     for (uint32_t i = 0; i < 3; i++) {

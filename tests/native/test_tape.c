@@ -48,6 +48,15 @@ static void test_weights_refuse(void)
     CHECK_STATUS(kvs_weight_create(b.device, KVS_TYPE_F32, 1, UINT64_MAX, table, 0, &weight), KVS_EINVAL);
     CHECK_STATUS(kvs_weight_create(b.device, KVS_TYPE_Q8_0, 33, 1, table, 0, &weight), KVS_EINVAL);
     CHECK_STATUS(kvs_weight_create(b.device, 77, 32, 1, table, 0, &weight), KVS_EUNSUPPORTED);
+    static const float scales[2] = {2.0f, INFINITY};
+    CHECK_STATUS(kvs_weight_set_scales(NULL, scales, 1), KVS_EINVAL);
+    CHECK_STATUS(kvs_weight_set_scales(b.weights[0], scales, 1), KVS_EINVAL); /* rows */
+    CHECK_STATUS(kvs_weight_set_scales(b.weights[1], NULL, 1), KVS_EINVAL);
+    CHECK_STATUS(kvs_weight_set_scales(b.weights[1], scales, 0), KVS_EINVAL);
+    CHECK_STATUS(kvs_weight_set_scales(b.weights[1], scales, COLS + 1), KVS_EINVAL);
+    CHECK_STATUS(kvs_weight_set_scales(b.weights[1], scales + 1, 1), KVS_EINVAL);
+    CHECK_OK(kvs_weight_set_scales(b.weights[1], scales, 1));
+    CHECK_OK(kvs_weight_set_scales(b.weights[1], scales, 1));
     CHECK_STATUS(kvs_weight_get_bytes(NULL, &bytes), KVS_EINVAL);
     CHECK_STATUS(kvs_weight_get_bytes(b.weights[0], NULL), KVS_EINVAL);
     CHECK_OK(kvs_weight_get_bytes(b.weights[0], &bytes));

@@ -165,9 +165,6 @@ static void test_trace_functions_refuse_other_devices(void)
     CHECK_STATUS(kvs_trace_reset(device), KVS_EUNSUPPORTED);
     CHECK_STATUS(kvs_trace_reset(NULL), KVS_EINVAL);
     rig_close(device);
-    const kvs_device_desc desc = {
-        .struct_size = sizeof desc, .flags = KVS_DEVICE_DEFERRED, .backend = KVS_BACKEND_TRACE};
-    CHECK_STATUS(kvs_device_create(&desc, &device), KVS_EUNSUPPORTED);
 }
 
 int main(void)

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from pykvstream.gguf import GgmlType, GgufFile
+from pykvstream.gguf import DECODABLE, GgmlType, GgufFile
 from pykvstream.runtime.target import Phase
 from tests.models import write_random_model
 from tests.oracle.forward64 import Forward64
@@ -30,20 +30,7 @@ CTX = 1024
 N_PREFILL, N_DECODE = 280, 40
 ARCHS = ("llama", "qwen3")
 FLOATS = (GgmlType.F32, GgmlType.F16, GgmlType.BF16)
-QUANTIZED = (
-    GgmlType.Q4_0,
-    GgmlType.Q4_1,
-    GgmlType.Q5_0,
-    GgmlType.Q5_1,
-    GgmlType.Q8_0,
-    GgmlType.Q2_K,
-    GgmlType.Q3_K,
-    GgmlType.Q4_K,
-    GgmlType.Q5_K,
-    GgmlType.Q6_K,
-    GgmlType.IQ4_NL,
-    GgmlType.IQ4_XS,
-)
+QUANTIZED = tuple(sorted(DECODABLE - set(FLOATS), key=lambda kind: kind.id))
 
 # Mean divergence in nats that a history type may cost: about twice what a random model of two layers shows.
 MEAN_KLD = {
@@ -164,6 +151,21 @@ def test_quantized_models_follow_the_float64_forward(models: Path, arch: str, ki
     assert np.abs(error).max() <= 0.12 * expected.std()
     rounded = np.abs(logits - oracle_logits(path, RoundedForward64)).max(axis=1)
     assert rounded[:4].min() <= 1e-4
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("kind", [GgmlType.F32, GgmlType.NVFP4], ids=lambda kind: kind.name)
+def test_scale_tensors_multiply_what_matrices_give(tmp_path: Path, arch: str, kind: GgmlType) -> None:
+    """Weights divided by a power of two under a scale of the same power: every sum is the same number, shifted.
+
+    The powers are below one, so that no 8-bit scale becomes subnormal.
+    """
+    logits = []
+    for scale in (None, 0.25, 0.0625):
+        path = tmp_path / f"{scale}.gguf"
+        write_random_model(path, arch=arch, n_embd=128, n_ff=192, weight_type=kind, scale=scale)
+        logits.append(engine_logits(path).tobytes())
+    assert logits[0] == logits[1] == logits[2]
 
 
 @pytest.mark.parametrize("arch", ARCHS)

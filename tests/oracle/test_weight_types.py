@@ -14,22 +14,16 @@ from numpy.typing import NDArray
 from pykvstream.core.arena import Arena
 from pykvstream.core.device import Device, Isa
 from pykvstream.core.tape import Binding, CancelFlag, Op, OpCode, Tape, TensorKind, Weight, WeightLayout
-from pykvstream.gguf.codecs import decode
+from pykvstream.errors import InvalidArgument
+from pykvstream.gguf.codecs import DECODABLE, decode
 from pykvstream.gguf.types import GgmlType
+from tests.blocks import FLOORS_AT, put_halves, put_scales
 
 K, N, ROWS = 512, 40, 9
 WORKSPACE = 1
 FLOAT_TYPES = (GgmlType.F32, GgmlType.F16, GgmlType.BF16)
-BLOCK_TYPES = tuple(
-    GgmlType[name]
-    for name in ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"]
-)
+BLOCK_TYPES = tuple(sorted((kind for kind in DECODABLE if kind not in FLOAT_TYPES), key=lambda kind: kind.id))
 TYPES = FLOAT_TYPES + BLOCK_TYPES
-# Where a block keeps its float16 scale, and its minimum if it has one.
-HALVES = {
-    GgmlType.Q4_1: (0, 2), GgmlType.Q5_1: (0, 2), GgmlType.Q4_K: (0, 2), GgmlType.Q5_K: (0, 2),
-    GgmlType.Q2_K: (80, 82), GgmlType.Q3_K: (108,), GgmlType.Q6_K: (208,),
-}  # fmt: skip
 
 
 def random_table(kind: GgmlType, rng: np.random.Generator) -> NDArray[np.uint8]:
@@ -42,9 +36,9 @@ def random_table(kind: GgmlType, rng: np.random.Generator) -> NDArray[np.uint8]:
     if kind is GgmlType.BF16:
         return (rng.standard_normal(n_blocks, np.float32).view(np.uint32) >> 16).astype("<u2").view(np.uint8)
     blocks = rng.integers(0, 256, (n_blocks, kind.block_bytes), np.uint8)
-    for at in HALVES.get(kind, (0,)):
-        scales = rng.normal(0, 0.01, (n_blocks, 1)).astype("<f2")
-        blocks[:, at : at + 2] = scales.view(np.uint8)
+    put_scales(kind, blocks, rng.normal(0, 0.01, n_blocks))
+    if kind in FLOORS_AT:
+        put_halves(blocks, FLOORS_AT[kind], rng.normal(0, 0.01, n_blocks))
     return blocks.reshape(-1)
 
 
@@ -73,7 +67,12 @@ def embed(isa: Isa, kind: GgmlType, table: NDArray[np.uint8], tokens: NDArray[np
 
 
 def multiply(
-    isa: Isa, kind: GgmlType, table: NDArray[np.uint8], x: NDArray[np.float32], tokens: NDArray[np.uint32]
+    isa: Isa,
+    kind: GgmlType,
+    table: NDArray[np.uint8],
+    x: NDArray[np.float32],
+    tokens: NDArray[np.uint32],
+    scales: tuple[float, ...] = (),
 ) -> NDArray[np.float32]:
     """Rows ``tokens`` of ``x`` times the transposed weight."""
     rows = np.ascontiguousarray(x).view(np.uint8).reshape(-1)
@@ -81,7 +80,7 @@ def multiply(
         Device(2, isa=isa) as device,
         Tape(device, ROWS, ROWS) as tape,
         Weight(device, GgmlType.F32.id, K, len(x), rows, WeightLayout.ROWS) as source,
-        Weight(device, kind.id, K, N, table, WeightLayout.PANELS) as weight,
+        Weight(device, kind.id, K, N, table, WeightLayout.PANELS, scales) as weight,
     ):
         looked_up = tape.add_tensor(K)
         out = tape.add_tensor(N, kind=TensorKind.OUTPUT)
@@ -125,12 +124,36 @@ def test_matmul_is_near_float64_and_the_same_on_every_isa(kind: GgmlType) -> Non
     np.testing.assert_array_equal(got.view(np.uint32), reference.view(np.uint32))
 
 
-@pytest.mark.parametrize("kind", [GgmlType.Q4_1, GgmlType.Q6_K, GgmlType.F16], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", TYPES, ids=lambda kind: kind.name)
 def test_matmul_row_does_not_depend_on_the_pass(kind: GgmlType) -> None:
     rng = np.random.default_rng(200 + kind.id)
     table = random_table(kind, rng)
     x = rng.standard_normal((ROWS, K), np.float32)
     together = multiply(Isa.BEST, kind, table, x, np.arange(ROWS, dtype=np.uint32))
-    for row in range(ROWS):
+    for row in (0, 4, ROWS - 1):
         alone = multiply(Isa.BEST, kind, table, x, np.array([row], np.uint32))
         np.testing.assert_array_equal(alone[0].view(np.uint32), together[row].view(np.uint32))
+
+
+@pytest.mark.parametrize("n_scales", [1, 4])
+def test_scales_of_a_weight_multiply_equal_runs_of_outputs(n_scales: int) -> None:
+    rng = np.random.default_rng(300)
+    table = random_table(GgmlType.NVFP4, rng)
+    x = rng.standard_normal((ROWS, K), np.float32)
+    tokens = np.arange(ROWS, dtype=np.uint32)
+    scales = rng.standard_normal(n_scales, np.float32)
+    plain = multiply(Isa.BEST, GgmlType.NVFP4, table, x, tokens)
+    scaled = multiply(Isa.BEST, GgmlType.NVFP4, table, x, tokens, tuple(map(float, scales)))
+    np.testing.assert_array_equal(scaled, plain * np.repeat(scales, N // n_scales))
+
+
+def test_scales_that_do_not_fit_a_weight_are_refused() -> None:
+    table = random_table(GgmlType.F32, np.random.default_rng(301))
+    with Device(1) as device:
+        for layout, scales in (
+            (WeightLayout.PANELS, (1.0, 2.0, 3.0)),
+            (WeightLayout.PANELS, (float("inf"),)),
+            (WeightLayout.ROWS, (1.0,)),
+        ):
+            with pytest.raises(InvalidArgument, match="scale"):
+                Weight(device, GgmlType.F32.id, K, N, table, layout, scales)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import invariant, precondition, rule
 
 from pykvstream.core.arena import Arena, ArenaState, Lease, Region
 from pykvstream.core.device import Device, HookPoint
@@ -26,6 +26,7 @@ from pykvstream.errors import (
     NoSpace,
     NotFound,
 )
+from tests.alphabet import ScriptedMachine, u16
 
 CAPACITY = 8192
 ALIGNMENT = 64
@@ -33,7 +34,8 @@ ALIGNMENT = 64
 Layout = dict[int, Region]
 ids = st.integers(0, 5)
 sizes = st.one_of(st.integers(1, 2500), st.sampled_from([64, 4096, 8192, 8193, 2**64 - 1]))
-alignments = st.sampled_from([0, 64, 128, 1024])
+ALIGNMENTS = [0, 64, 128, 1024]
+alignments = st.sampled_from(ALIGNMENTS)
 
 
 @dataclass(eq=False)
@@ -69,7 +71,9 @@ def places(layout: Layout) -> set[tuple[int, int, int]]:
     return {(r.id, r.offset_bytes, r.size_bytes) for r in layout.values()}
 
 
-class ArenaMachine(RuleBasedStateMachine):
+class ArenaMachine(ScriptedMachine):
+    target = "arena"
+
     def __init__(self) -> None:
         super().__init__()
         self.device = Device(1)
@@ -81,6 +85,13 @@ class ArenaMachine(RuleBasedStateMachine):
         self.leases: list[HeldLease] = []
         self.consumed: list[Lease] = []
         self.fences: list[Fence] = []
+        self.act("CREATE")
+
+    def act_reserve(self, region_id: int, size: int, flags: int, offset: int) -> None:
+        self.act("RESERVE", region_id, *u16(min(size, 0xFFFF)), flags, offset)
+
+    def act_on(self, name: str, lease: HeldLease, *operands: int) -> None:
+        self.act(name, [lease for lease in self.leases if lease.fence is None].index(lease), *operands)
 
     def counted(self) -> list[HeldLease]:
         """Leases that still protect their region."""
@@ -88,6 +99,7 @@ class ArenaMachine(RuleBasedStateMachine):
 
     @rule(keep=st.booleans())
     def begin(self, keep: bool) -> None:
+        self.act("BEGIN", keep)
         with expect(Busy if self.staged is not None else None):
             self.arena.begin(keep_persistent=keep)
         if self.staged is None:
@@ -95,6 +107,7 @@ class ArenaMachine(RuleBasedStateMachine):
 
     @rule(region_id=ids, size=sizes, alignment=alignments, persistent=st.booleans())
     def reserve(self, region_id: int, size: int, alignment: int, persistent: bool) -> None:
+        self.act_reserve(region_id, size, ALIGNMENTS.index(alignment) | persistent << 2, 0)
         effective = max(alignment, ALIGNMENT)
         offset = None if self.staged is None else first_fit(self.staged, size, effective)
         error: type[KvStreamError] | None = None
@@ -114,6 +127,7 @@ class ArenaMachine(RuleBasedStateMachine):
         region_id=ids, offset=st.integers(0, 140), size=sizes, alignment=alignments, persistent=st.booleans()
     )
     def reserve_at(self, region_id: int, offset: int, size: int, alignment: int, persistent: bool) -> None:
+        self.act_reserve(region_id, size, ALIGNMENTS.index(alignment) | persistent << 2 | 8, offset)
         offset_bytes = offset * 64
         effective = max(alignment, ALIGNMENT)
         error: type[KvStreamError] | None = None
@@ -143,6 +157,7 @@ class ArenaMachine(RuleBasedStateMachine):
 
     @rule()
     def commit(self) -> None:
+        self.act("COMMIT")
         error: type[KvStreamError] | None = None
         if self.staged is None:
             error = InvalidArgument
@@ -158,17 +173,20 @@ class ArenaMachine(RuleBasedStateMachine):
 
     @rule()
     def abort(self) -> None:
+        self.act("ABORT")
         with expect(InvalidArgument if self.staged is None else None):
             self.arena.abort()
         self.staged = None
 
     @rule()
     def quiesce(self) -> None:
+        self.act("STOP")
         self.arena.quiesce()
         self.quiesced = True
 
     @rule()
     def resume(self) -> None:
+        self.act("GO")
         with expect(Busy if self.staged is not None else None):
             self.arena.resume()
         if self.staged is None:
@@ -176,6 +194,7 @@ class ArenaMachine(RuleBasedStateMachine):
 
     @rule(region_id=ids)
     def acquire(self, region_id: int) -> None:
+        self.act("ACQUIRE", region_id)
         error: type[KvStreamError] | None = None
         if self.quiesced:
             error = Busy
@@ -188,6 +207,8 @@ class ArenaMachine(RuleBasedStateMachine):
 
     @rule(region_id=ids)
     def acquire_without_memory(self, region_id: int) -> None:
+        self.act("FAIL", HookPoint.ALLOC)
+        self.act("ACQUIRE", region_id)
         self.device.set_hook(lambda point, _: HostMemoryError.status if point is HookPoint.ALLOC else 0)
         with pytest.raises(HostMemoryError):
             self.arena.acquire(region_id)
@@ -197,12 +218,14 @@ class ArenaMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def claim(self, data: st.DataObject) -> None:
         lease = data.draw(st.sampled_from([lease for lease in self.leases if lease.fence is None]))
+        self.act_on("CLAIM", lease)
         lease.claims.append(lease.handle.claim())
 
     @precondition(lambda self: any(lease.fence is None for lease in self.leases))
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
         lease = data.draw(st.sampled_from([lease for lease in self.leases if lease.fence is None]))
+        self.act_on("RELEASE", lease)
         lease.handle.close()
         self.consumed.append(lease.handle)
         if lease.claims:
@@ -215,6 +238,7 @@ class ArenaMachine(RuleBasedStateMachine):
     def retire(self, data: st.DataObject) -> None:
         lease = data.draw(st.sampled_from([lease for lease in self.leases if lease.fence is None]))
         fence = data.draw(st.sampled_from(self.fences))
+        self.act_on("RETIRE", lease, self.fences.index(fence))
         with expect(Busy if lease.claims else None):
             lease.handle.retire(fence)
         if not lease.claims:
@@ -223,6 +247,7 @@ class ArenaMachine(RuleBasedStateMachine):
 
     @rule()
     def create_fence(self) -> None:
+        self.act("CREATE")
         self.fences.append(Fence(self.device))
 
     @precondition(lambda self: self.fences)
@@ -230,6 +255,7 @@ class ArenaMachine(RuleBasedStateMachine):
     def complete(self, data: st.DataObject, status: int | None) -> None:
         """Signal, or close unsignalled: both end what waits behind the fence."""
         fence = data.draw(st.sampled_from(self.fences))
+        self.act("ADVANCE", self.fences.index(fence), [0, -12, None].index(status))
         if status is not None:
             fence.signal(status)
         fence.close()
@@ -249,6 +275,7 @@ class ArenaMachine(RuleBasedStateMachine):
     @rule()
     def release_arena_before_its_leases(self) -> None:
         """The old arena goes while leases may live; a fresh one takes its place in the model."""
+        self.act("CLOSE")
         self.arena.close()
         held = bool(self.counted())
         assert (self.device.info.device_bytes == CAPACITY) == held
@@ -298,6 +325,7 @@ class ArenaMachine(RuleBasedStateMachine):
                 assert not info.is_draining
 
     def teardown(self) -> None:
+        self.report_script()
         self.device.set_hook(None)
         self.arena.close()
         for lease in self.leases:

@@ -13,13 +13,14 @@ import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import initialize, invariant, rule
 
 pytest.importorskip("pykvstream._ffi._native")
 
 from pykvstream.core.device import Device, DeviceFlag
 from pykvstream.core.kv import PAGE_TOKENS, Cache, KvLayer, Seq
 from pykvstream.errors import Busy, Closed, ContextFull, InvalidArgument, NotFound
+from tests.alphabet import ScriptedMachine, u16
 
 Q8_0 = 8
 F16 = 1
@@ -112,9 +113,14 @@ WHO = st.integers(0, 59)
 ROWS = st.one_of(st.integers(1, 20), st.integers(200, 400))
 
 
-class CacheMachine(RuleBasedStateMachine):
+FLAGS = [DeviceFlag.NONE, DeviceFlag.DEFERRED, DeviceFlag.STRICT_HISTORY]
+
+
+class CacheMachine(ScriptedMachine):
+    target = "cache"
+
     @initialize(
-        flags=st.sampled_from([DeviceFlag.NONE, DeviceFlag.DEFERRED, DeviceFlag.STRICT_HISTORY]),
+        flags=st.sampled_from(FLAGS),
         ctx=st.integers(600, 1100),
         n_tokens=st.integers(1, 600),
     )
@@ -126,6 +132,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.seen_ids: dict[int, Column] = {}
         self.generations: dict[int, int] = {}
         self.seeds = 0
+        self.act("CREATE", FLAGS.index(flags), *u16(ctx))
         self.create(ctx)
         self.extend(0, n_tokens, n_tokens)
 
@@ -140,10 +147,12 @@ class CacheMachine(RuleBasedStateMachine):
         with pytest.raises(InvalidArgument):
             self.cache.sequence(0)
         if len(self.live) < 5:
+            self.act("CREATE", *u16(ctx))
             self.create(ctx)
 
     @rule(who=WHO)
     def fork(self, who: int) -> None:
+        self.act("FORK", who)
         seq, model = self.pick(who)
         if model.open_rows or model.source is not None:
             with pytest.raises(Busy):
@@ -157,6 +166,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.live.append((seq.fork(), child))
 
     def append(self, who: int, n_tokens: int) -> bool:
+        self.act("APPEND", who, *u16(n_tokens))
         seq, model = self.pick(who)
         expected: type[Exception] | None = None
         if n_tokens == 0:
@@ -179,6 +189,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(who=WHO, n_kept=st.integers(0, 400))
     def commit(self, who: int, n_kept: int) -> None:
+        self.act("COMMIT", who, *u16(n_kept))
         seq, model = self.pick(who)
         if n_kept > model.open_rows:
             with pytest.raises(InvalidArgument):
@@ -191,11 +202,13 @@ class CacheMachine(RuleBasedStateMachine):
     def extend(self, who: int, n_tokens: int, n_kept: int) -> None:
         if self.append(who, n_tokens):
             seq, model = self.pick(who)
+            self.act("COMMIT", who, *u16(min(n_kept, n_tokens)))
             seq.commit(min(n_kept, n_tokens))
             model.end_at(model.committed + min(n_kept, n_tokens))
 
     @rule(who=WHO, back=st.one_of(st.integers(-1, 20), st.integers(0, 600)))
     def truncate(self, who: int, back: int) -> None:
+        self.act("TRUNCATE", who, *u16(back & 0xFFFF))
         seq, model = self.pick(who)
         if back < 0:
             with pytest.raises(InvalidArgument):
@@ -207,6 +220,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(who=WHO)
     def release(self, who: int) -> None:
+        self.act("RELEASE", who)
         seq, model = self.pick(who)
         if len(self.live) > 1:
             seq.close()
@@ -221,6 +235,7 @@ class CacheMachine(RuleBasedStateMachine):
                 dead.fork()
 
     def write(self, who: int, page: int, layer: int, rows: int) -> None:
+        self.act("WRITE", who, page, layer, *u16(rows))
         seq, model = self.pick(who)
         self.seeds += 1
         record = record_of(layer, self.seeds, self.cache.records[layer].record_bytes)
@@ -260,6 +275,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(who=WHO)
     def read_all(self, who: int) -> None:
+        self.act("READ", who)
         seq, model = self.pick(who)
         for layer, record in enumerate(self.cache.records):
             with pytest.raises(NotFound):
@@ -313,6 +329,7 @@ class CacheMachine(RuleBasedStateMachine):
                         previous = page
 
     def teardown(self) -> None:
+        self.report_script()
         if not hasattr(self, "device"):
             return
         for seq, _ in self.live:

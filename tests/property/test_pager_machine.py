@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import Phase, event, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, invariant, precondition, rule
 from numpy.typing import NDArray
 
 pytest.importorskip("pykvstream._ffi._native")
@@ -35,6 +35,7 @@ from pykvstream.errors import (
     KvStreamError,
     NoSpace,
 )
+from tests.alphabet import ScriptedMachine, u16
 
 F32, F16 = 0, 1
 LAYERS = (KvLayer(1, 16, 16, F32, F32), KvLayer(2, 16, 16, F16, F16))
@@ -100,6 +101,8 @@ class Pass:
     streamed_bytes: int
     has_run: bool = False
     has_failed: bool = False
+    lacks_copies: bool = False
+    """Some failed since it began: whoever waits for them hears of it."""
 
 
 def pages_of(n_tokens: int) -> int:
@@ -166,12 +169,15 @@ def record_tape(device: Device) -> tuple[Tape, list[Weight]]:
     return tape, weights
 
 
-class PagerMachine(RuleBasedStateMachine):
+class PagerMachine(ScriptedMachine):
+    target = "pager"
+
     @initialize(deferred=st.booleans(), seed=st.integers(0, 2**32), n_tokens=st.integers(0, 1400))
     def open(self, deferred: bool, seed: int, n_tokens: int) -> None:
+        self.act("CREATE", deferred, seed % 4, seed % 256)
         flags = DeviceFlag.POISON_RELEASED | DeviceFlag.STRICT_HISTORY
         self.device = Device(
-            1, flags=flags | (DeviceFlag.DEFERRED if deferred else DeviceFlag.NONE), schedule_seed=seed
+            1, flags=flags | (DeviceFlag.DEFERRED if deferred else DeviceFlag.NONE), schedule_seed=seed % 256
         )
         self.is_deferred = deferred
         self.cache = Cache(self.device, LAYERS)
@@ -202,10 +208,24 @@ class PagerMachine(RuleBasedStateMachine):
     def pick(self, data: st.DataObject) -> tuple[Seq, History]:
         return data.draw(st.sampled_from(self.live))
 
+    def who(self, seq: Seq) -> int:
+        return next(at for at, (other, _) in enumerate(self.live) if other is seq)
+
+    def act_under(self, fault: Fault | None, name: str, *operands: int) -> None:
+        """Report an action and the fault that strikes in it."""
+        if fault is not None:
+            self.act("FAIL", fault.point, fault.first, fault.count - 1)
+        self.act(name, *operands)
+
     def attempt(self, fault: Fault | None, action: Callable[[], object]) -> KvStreamError | None:
         """Run ``action`` under a fault; an error must be the fault's."""
         if fault is None:
-            action()
+            try:
+                action()
+            except DeviceError as error:
+                if self.open_pass is None or not self.open_pass.lacks_copies:
+                    raise
+                return error
             return None
         self.device.set_hook(fault)
         try:
@@ -217,12 +237,21 @@ class PagerMachine(RuleBasedStateMachine):
         finally:
             self.settle_copies()
             self.device.set_hook(None)
+            if self.open_pass is not None:
+                self.open_pass.lacks_copies |= fault.fired > 0 and fault.point is HookPoint.COPY
         return None
 
     def settle_copies(self) -> None:
         if not self.is_deferred:
             with suppress(Busy):  # lookahead may wait for a slot
                 self.device.drain()
+
+    def end_what_threads_left(self) -> None:
+        """When a copy thread meets a fault is chance, and rules must not depend on it: end the pass."""
+        if not self.is_deferred:
+            self.act("COMMIT")
+            self.pager.end(0)
+            self.open_pass = None
 
     def busy(self) -> bool:
         return self.open_pass is not None
@@ -232,6 +261,7 @@ class PagerMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.live) < 4)
     @rule(ctx=CTX, fault=faults(HookPoint.ALLOC))
     def create(self, ctx: int, fault: Fault | None) -> None:
+        self.act_under(fault, "CREATE", *u16(ctx))
         made: list[Seq] = []
         if self.attempt(fault, lambda: made.append(self.cache.sequence(ctx))) is None:
             self.live.append((made[0], History(ctx)))
@@ -240,6 +270,7 @@ class PagerMachine(RuleBasedStateMachine):
     @rule(data=st.data(), waits=st.booleans(), fault=faults(HookPoint.ALLOC, HookPoint.COPY))
     def fork(self, data: st.DataObject, waits: bool, fault: Fault | None) -> None:
         seq, history = self.pick(data)
+        self.act_under(fault, "FORK", self.who(seq), waits)
         if self.open_pass is not None and self.open_pass.seq is seq:
             with pytest.raises(Busy):
                 seq.fork()
@@ -261,6 +292,7 @@ class PagerMachine(RuleBasedStateMachine):
         seq, history = self.pick(data)
         least = 0 if len(history.tokens) < PAGE_TOKENS else len(history.tokens) - PAGE_TOKENS
         n = data.draw(st.one_of(st.integers(0, len(history.tokens)), st.integers(least, len(history.tokens))))
+        self.act_under(fault, "TRUNCATE", self.who(seq), *u16(n))
         if self.busy():
             with pytest.raises(Busy):
                 self.pager.truncate(seq, n)
@@ -274,6 +306,7 @@ class PagerMachine(RuleBasedStateMachine):
     @rule(data=st.data(), tells=st.booleans())
     def drop(self, data: st.DataObject, tells: bool) -> None:
         seq, history = self.pick(data)
+        self.act("RELEASE", self.who(seq), tells)
         if self.open_pass is not None and self.open_pass.seq is seq:
             with pytest.raises(Busy):
                 self.pager.drop(seq)
@@ -289,6 +322,7 @@ class PagerMachine(RuleBasedStateMachine):
     @rule(data=st.data(), n_rows=ROWS, fault=faults(HookPoint.ALLOC, HookPoint.COPY))
     def begin(self, data: st.DataObject, n_rows: int, fault: Fault | None) -> None:
         seq, history = self.pick(data)
+        self.act_under(fault, "BEGIN", self.who(seq), *u16(n_rows))
         if self.busy() or not self.is_attached:
             with pytest.raises(Busy):
                 self.pager.begin(seq, n_rows)
@@ -320,6 +354,9 @@ class PagerMachine(RuleBasedStateMachine):
         if self.attempt(fault, lambda: self.pager.begin(seq, n_rows)) is None:
             tokens = self.rng.integers(0, N_VOCAB, n_rows).tolist()
             self.open_pass = Pass(seq, history, tokens, forecast, info.streamed_pages, info.streamed_bytes)
+            if fault is not None and fault.fired and fault.point is HookPoint.COPY:
+                self.open_pass.lacks_copies = True
+                self.end_what_threads_left()
 
     @precondition(lambda self: self.open_pass is not None and not self.open_pass.has_failed)
     @rule(fault=faults(HookPoint.COPY, HookPoint.OP), cancels=st.integers(0, 7).map(lambda n: n == 0))
@@ -327,11 +364,16 @@ class PagerMachine(RuleBasedStateMachine):
         if self.open_pass is None or self.open_pass.has_run:
             return
         if cancels:
+            self.act("CANCEL")
+        self.act_under(None if cancels else fault, "RUN")
+        if cancels:
             with pytest.raises(Cancelled):
                 self.replay_with(cancels=True)
             self.open_pass.has_failed = True
         else:
             self.replay(fault)
+            if fault is not None and fault.fired and fault.point is HookPoint.COPY:
+                self.end_what_threads_left()
 
     def replay_with(self, *, cancels: bool) -> tuple[NDArray[np.float32], ...]:
         current = self.open_pass
@@ -375,6 +417,7 @@ class PagerMachine(RuleBasedStateMachine):
         with pytest.raises(InvalidArgument):
             self.pager.end(n_rows + 1)
         n = data.draw(st.one_of(st.just(n_rows), st.integers(0, n_rows))) if current.has_run else 0
+        self.act_under(fault, "COMMIT", 0, *u16(n))
         self.attempt(fault, lambda: self.pager.end(n))
         current.history.tokens += current.tokens[:n]
         self.open_pass = None
@@ -397,6 +440,7 @@ class PagerMachine(RuleBasedStateMachine):
         n_rows = min(n_rows, self.placement.max_rows, history.ctx - len(history.tokens))
         if n_rows == 0:
             return
+        self.act("BEGIN", self.who(seq), *u16(n_rows))
         try:
             forecast = self.pager.forecast(seq, n_rows)
             self.pager.begin(seq, n_rows)
@@ -405,8 +449,10 @@ class PagerMachine(RuleBasedStateMachine):
         info = self.pager.info
         tokens = self.rng.integers(0, N_VOCAB, n_rows).tolist()
         self.open_pass = Pass(seq, history, tokens, forecast, info.streamed_pages, info.streamed_bytes)
+        self.act("RUN")
         self.replay(None)
         n = n_rows if keeps is None else min(keeps, n_rows)
+        self.act("COMMIT", 0, *u16(n))
         self.pager.end(n)
         history.tokens += tokens[:n]
         self.open_pass = None
@@ -436,6 +482,7 @@ class PagerMachine(RuleBasedStateMachine):
     )
     def place(self, pages: tuple[int, int], ring: int, max_rows: int, fault: Fault | None) -> None:
         placement = Placement(pages, ring, max_rows)
+        self.act_under(fault, "PLACE", *(n - 1 for n in pages), ring, *u16(max_rows))
         if self.busy() or not self.is_attached:
             with pytest.raises(Busy):
                 self.pager.place(placement)
@@ -444,11 +491,16 @@ class PagerMachine(RuleBasedStateMachine):
             with pytest.raises(NoSpace):
                 self.pager.place(placement)
             return
+        if max_rows > min(pages) * PAGE_TOKENS:
+            with pytest.raises(InvalidArgument, match=f"{max_rows} rows"):
+                self.pager.place(placement)
+            return
         if self.attempt(fault, lambda: self.pager.place(placement)) is None:
             self.placement = placement
 
     @rule(fault=faults(HookPoint.COPY))
     def detach(self, fault: Fault | None) -> None:
+        self.act_under(fault, "UNBIND", 0)
         if self.busy():
             with pytest.raises(Busy):
                 self.pager.detach()
@@ -459,6 +511,7 @@ class PagerMachine(RuleBasedStateMachine):
     @precondition(lambda self: not self.busy())
     @rule(fault=faults(HookPoint.ALLOC))
     def attach(self, fault: Fault | None) -> None:
+        self.act_under(fault, "BIND")
         if self.is_attached:
             with pytest.raises(Busy):
                 self.pager.attach(self.pool, self.placement)
@@ -468,6 +521,7 @@ class PagerMachine(RuleBasedStateMachine):
 
     @rule(fault=faults(HookPoint.COPY))
     def forget(self, fault: Fault | None) -> None:
+        self.act_under(fault, "UNBIND", 1)
         if self.busy():
             with pytest.raises(Busy):
                 self.pager.forget()
@@ -476,11 +530,13 @@ class PagerMachine(RuleBasedStateMachine):
 
     @rule(fault=faults(HookPoint.COPY))
     def publish_wait(self, fault: Fault | None) -> None:
+        self.act_under(fault, "ADVANCE", 0, 1)
         self.attempt(fault, self.pager.publish_wait)
 
     @precondition(lambda self: self.is_deferred)
     @rule(limit=st.integers(1, 9))
     def run_copies(self, limit: int) -> None:
+        self.act("ADVANCE", limit - 1, 0)
         assert self.device.run_copies(limit) <= limit
 
     # ---- what always holds ----
@@ -497,6 +553,7 @@ class PagerMachine(RuleBasedStateMachine):
     @rule()
     def history_is_true(self) -> None:
         """What counts as published is what the tokens say, in every layer."""
+        self.act("READ")
         if not self.busy():
             self.pager.publish_wait()
         for seq, history in self.live:
@@ -517,6 +574,7 @@ class PagerMachine(RuleBasedStateMachine):
             np.testing.assert_array_equal(v, TABLES.v[layer][tokens[:rows]])
 
     def teardown(self) -> None:
+        self.report_script()
         if not hasattr(self, "rng"):
             return
         if self.busy():

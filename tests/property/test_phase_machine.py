@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from pykvstream.core.arena import Arena, ArenaState, Lease
 from pykvstream.core.device import Device
@@ -35,6 +35,7 @@ from pykvstream.errors import (
     Poisoned,
     Stale,
 )
+from tests.alphabet import ScriptedMachine, u16
 
 CAPACITY = 1 << 16
 SHARED = 100
@@ -91,9 +92,12 @@ def raiser(error: Exception) -> Callable[[], None]:
     return action
 
 
-class PhaseMachine(RuleBasedStateMachine):
+class PhaseMachine(ScriptedMachine):
+    target = "phase"
+
     @initialize(n_members=st.integers(0, 3), data=st.data())
     def set_up(self, n_members: int, data: st.DataObject) -> None:
+        self.act("CREATE", n_members)
         self.device = Device(1)
         self.arena = Arena(self.device, CAPACITY)
         self.coordinator = PhaseCoordinator(self.arena)
@@ -116,6 +120,10 @@ class PhaseMachine(RuleBasedStateMachine):
         self.layouts: list[list[PhaseRegion]] = []
         for number in range(3):
             sizes = data.draw(st.lists(st.integers(1, 8000), min_size=n_members, max_size=n_members))
+            self.act("BEGIN")
+            for index, size in enumerate(sizes):
+                self.act("RESERVE", index, *u16(size))
+            self.act("COMMIT")
             own = [PhaseRegion(index, size) for index, size in enumerate(sizes)]
             self.layouts.append([shared, *own])
             assert self.coordinator.add_phase(self.layouts[-1]) == number
@@ -144,13 +152,16 @@ class PhaseMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def foreign_release(self, data: st.DataObject) -> None:
         lease = data.draw(st.sampled_from(self.foreign))
+        self.act("RELEASE", self.foreign.index(lease))
         self.foreign.remove(lease)
         lease.close()
 
     @precondition(lambda self: self.phase is not None)
     @rule(data=st.data())
     def foreign_acquire(self, data: st.DataObject) -> None:
-        region_id = data.draw(st.sampled_from(sorted(self.sizes_of(self.phase))))
+        region_ids = sorted(self.sizes_of(self.phase))
+        region_id = data.draw(st.sampled_from(region_ids))
+        self.act("ACQUIRE", region_ids.index(region_id))
         self.foreign.append(self.arena.acquire(region_id))
 
     def refusal(self, phase: int) -> type[KvStreamError] | None:
@@ -162,6 +173,7 @@ class PhaseMachine(RuleBasedStateMachine):
 
     @rule(phase=st.integers(0, 3))
     def move(self, phase: int) -> None:
+        self.act("PHASE", phase)
         refusal = self.refusal(phase)
         self.trace.clear()
         if refusal is not None:
@@ -197,6 +209,8 @@ class PhaseMachine(RuleBasedStateMachine):
         phase = self.other_phase(data)
         events = self.forward()
         place = data.draw(st.integers(0, len(events) - 1))
+        self.act("FAIL", 0, place)
+        self.act("PHASE", phase)
         self.at[events[place]] = raiser(error)
         self.trace.clear()
         expected = NoSpace if isinstance(error, NoSpace) else DeviceError
@@ -215,6 +229,8 @@ class PhaseMachine(RuleBasedStateMachine):
         phase = self.other_phase(data)
         events = self.forward()
         place = data.draw(st.integers(0, len(events) - 2))
+        self.act("CANCEL", place)
+        self.act("PHASE", phase)
         self.at[events[place]] = self.coordinator.cancel
         self.trace.clear()
         with pytest.raises(Cancelled):
@@ -238,6 +254,8 @@ class PhaseMachine(RuleBasedStateMachine):
         first, second = NumericError("the first"), DeviceError("the second")
         undo_events = self.undone(events[:place])
         stop = place - 1 - bad
+        self.act("FAIL", 1, place, stop)
+        self.act("PHASE", phase)
         self.at[events[place]] = raiser(first)
         self.at[undo_events[stop]] = raiser(second)
         self.trace.clear()
@@ -258,6 +276,7 @@ class PhaseMachine(RuleBasedStateMachine):
         phase = data.draw(st.integers(0, len(self.layouts) - 1))
         held = [member for member in self.members if member.own is not None]
         if held or self.foreign:
+            self.act("BIND", phase)
             self.trace.clear()
             with pytest.raises(Busy, match="leases survive"):
                 self.coordinator.rebuild(phase)
@@ -269,12 +288,15 @@ class PhaseMachine(RuleBasedStateMachine):
         self.trace.clear()
         if fails:
             place = data.draw(st.integers(0, len(events) - 1))
+            self.act("FAIL", 0, place)
+            self.act("BIND", phase)
             self.at[events[place]] = raiser(NumericError("again"))
             with pytest.raises(NumericError, match="again"):
                 self.coordinator.rebuild(phase)
             self.at.clear()
             assert self.trace == events[: place + 1] + self.undone(events[:place])
             return
+        self.act("BIND", phase)
         self.coordinator.rebuild(phase)
         assert self.trace == events
         self.poisoned = False
@@ -298,6 +320,7 @@ class PhaseMachine(RuleBasedStateMachine):
                     call()
                 seen.append(caught.type)
 
+        self.act("PHASE", phase)
         events = self.forward()
         for event in events:
             self.at[event] = reenter
@@ -312,6 +335,7 @@ class PhaseMachine(RuleBasedStateMachine):
 
     @rule()
     def admit(self) -> None:
+        self.act("ADMIT")
         error: type[KvStreamError] | None = None
         if self.poisoned:
             error = Poisoned
@@ -329,6 +353,7 @@ class PhaseMachine(RuleBasedStateMachine):
 
     @rule(stale=st.booleans())
     def finish(self, stale: bool) -> None:
+        self.act("FINISH", stale)
         if stale or self.ticket is None:
             wrong = self.newest_ticket + 1 if self.ticket is not None else self.newest_ticket
             with pytest.raises(Stale):
@@ -371,6 +396,7 @@ class PhaseMachine(RuleBasedStateMachine):
             assert (member.own is not None) == (self.phase is not None)
 
     def teardown(self) -> None:
+        self.report_script()
         if not hasattr(self, "device"):
             return
         for lease in self.foreign:

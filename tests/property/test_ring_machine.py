@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import initialize, invariant, rule
 
 pytest.importorskip("pykvstream._ffi._native")
 
@@ -23,6 +23,7 @@ from pykvstream.core.device import SKIP_COPY, Device, DeviceFlag, HookPoint
 from pykvstream.core.host import Host
 from pykvstream.core.ring import Demand, Ring
 from pykvstream.errors import Busy, Closed, DeviceError, HostMemoryError, InvalidArgument, NotFound, Poisoned
+from tests.alphabet import ScriptedMachine
 
 SLOT_BYTES = 128
 N_HISTORY = 40
@@ -139,11 +140,14 @@ class Model:
         return next(run.gate for run in self.runs if run.end > demand)
 
 
-class RingMachine(RuleBasedStateMachine):
+class RingMachine(ScriptedMachine):
+    target = "ring"
+
     @initialize(
         n_slots=st.integers(1, 7), limit=st.integers(0, 4), seed=st.integers(0, 3), deferred=st.booleans()
     )
     def open(self, n_slots: int, limit: int, seed: int, deferred: bool) -> None:
+        self.act("CREATE", n_slots - 1, limit, seed, deferred)
         flags = DeviceFlag.POISON_RELEASED | (DeviceFlag.DEFERRED if deferred else DeviceFlag.NONE)
         self.deferred = deferred
         self.device = Device(1, flags=flags, schedule_seed=seed)
@@ -176,6 +180,8 @@ class RingMachine(RuleBasedStateMachine):
     def submit(self, demands: list[tuple[int, int, int]]) -> None:
         if self.model.submitted - self.model.consumed > 30:
             return
+        triples = [(first, n - 1, size // SLOT_BYTES) for first, n, size in demands]
+        self.act("PREFETCH", len(demands), *(operand for triple in triples for operand in triple))
         asked = [Demand(self.hosts[size], first * size, size, n) for first, n, size in demands]
         if self.model.poisoned or not demands:
             with pytest.raises(Poisoned if demands else InvalidArgument):
@@ -196,6 +202,7 @@ class RingMachine(RuleBasedStateMachine):
     def acquire(self, data: st.DataObject) -> None:
         model = self.model
         end = data.draw(st.integers(model.consumed, model.submitted + 1))
+        self.act("ACQUIRE", end - model.consumed)
         was_ready = end <= model.ready
         if end > model.submitted:
             expected: type[Exception] | None = NotFound
@@ -219,6 +226,7 @@ class RingMachine(RuleBasedStateMachine):
     @rule()
     def read_what_can_be_had(self) -> None:
         """Wave by wave, as attention does."""
+        self.act("READ")
         model = self.model
         while not model.poisoned and model.consumed < model.submitted:
             end = model.acquirable
@@ -237,6 +245,7 @@ class RingMachine(RuleBasedStateMachine):
         model = self.model
         limit = model.ready + 1 if self.deferred else model.acquirable
         end = data.draw(st.integers(max(model.consumed - 1, 0), limit))
+        self.act("CONSUME", end - max(model.consumed - 1, 0))
         if not self.deferred:
             self.ring.acquire(end)  # the copy thread decides when; the model must not
         ready = self.ring.info.ready_pages
@@ -253,6 +262,7 @@ class RingMachine(RuleBasedStateMachine):
 
     @rule()
     def cancel(self) -> None:
+        self.act("CANCEL")
         self.ring.cancel()
         self.model.cancel()
 
@@ -260,6 +270,7 @@ class RingMachine(RuleBasedStateMachine):
     def hold(self, data: st.DataObject) -> None:
         model = self.model
         n_slots = data.draw(st.integers(0, model.n_slots))
+        self.act("HOLD", n_slots)
         if n_slots == model.n_slots or model.consumed != model.submitted:
             with pytest.raises((InvalidArgument, Busy)):
                 self.ring.hold(n_slots)
@@ -275,6 +286,7 @@ class RingMachine(RuleBasedStateMachine):
 
     @rule(limit=st.integers(1, 6))
     def run_copies(self, limit: int) -> None:
+        self.act("ADVANCE", limit - 1)
         if not self.deferred:
             with pytest.raises(InvalidArgument):
                 self.device.run_copies(limit)
@@ -290,12 +302,14 @@ class RingMachine(RuleBasedStateMachine):
     @rule(fault=st.sampled_from([HostMemoryError.status, DeviceError.status]), after=st.integers(0, 2))
     def arm_fault(self, fault: int, after: int) -> None:
         if self.deferred:
+            self.act("FAIL", 2 if fault == HostMemoryError.status else 1, after)
             self.fault, self.fault_after = fault, after
 
     @rule(data=st.data())
     def look(self, data: st.DataObject) -> None:
         model = self.model
         demand = data.draw(st.integers(0, model.submitted + 1))
+        self.act("RUN", demand % 256)
         if not model.consumed <= demand < model.submitted:
             with pytest.raises(NotFound):
                 self.ring.address(demand)
@@ -333,6 +347,7 @@ class RingMachine(RuleBasedStateMachine):
             assert [self.memory(slot) for slot in range(model.n_slots)] == model.slots
 
     def teardown(self) -> None:
+        self.report_script()
         if not hasattr(self, "ring"):
             return
         self.ring.close()

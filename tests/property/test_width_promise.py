@@ -17,29 +17,13 @@ from hypothesis import strategies as st
 
 from pykvstream.core.device import Device, Isa
 from pykvstream.errors import Unsupported
-from pykvstream.gguf import GgmlType
+from pykvstream.gguf import DECODABLE, GgmlType
 from pykvstream.runtime.target import DECODE_ROWS, Phase
 from tests.models import write_random_model
 from tests.rigs import Rig, open_rig, tokens_of
 
 WIDTHS = (1, 2, 3, 5, 8, 17, DECODE_ROWS)
-WEIGHTS = (
-    GgmlType.F32,
-    GgmlType.F16,
-    GgmlType.BF16,
-    GgmlType.Q4_0,
-    GgmlType.Q4_1,
-    GgmlType.Q5_0,
-    GgmlType.Q5_1,
-    GgmlType.Q8_0,
-    GgmlType.Q2_K,
-    GgmlType.Q3_K,
-    GgmlType.Q4_K,
-    GgmlType.Q5_K,
-    GgmlType.Q6_K,
-    GgmlType.IQ4_NL,
-    GgmlType.IQ4_XS,
-)
+WEIGHTS = tuple(sorted(DECODABLE, key=lambda kind: kind.id))
 N_PROMPT = 480
 """So that the rows behind it lie in two pages."""
 N_ROWS = DECODE_ROWS
@@ -64,14 +48,14 @@ def model(folder: Path, kind: GgmlType, arch: str = "llama") -> Path:
     """A model whose matrices have uneven numbers of rows, so that no panel is full everywhere."""
     path = folder / f"{arch}-{kind.name}.gguf"
     if not path.exists():
-        n_embd = 256 if kind.block_values == 256 else 96
+        n_embd = 256 if kind.block_values > 32 else 96
         write_random_model(
             path,
             arch=arch,
             n_embd=n_embd,
             n_heads=n_embd // 32,
             n_kv_heads=1,
-            head_dim=64 if kind.block_values == 256 else 96,
+            head_dim=64 if kind.block_values > 32 else 96,
             n_ff=n_embd,
             n_vocab=263,
             ctx=CTX,

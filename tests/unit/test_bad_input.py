@@ -156,12 +156,36 @@ class TestPrompts:
             lambda session: session.forward([1], phase="decode"),
             lambda session: session.generate([1], max_tokens=2.5),
             lambda session: session.generate([1], params={}),
+            lambda session: session.generate(b"hi"),
+            lambda session: session.generate(None),
+            lambda session: session.generate("hi", on_progress=3),
+            lambda session: session.forward({1, 2}),
+            lambda session: session.forward({1: 2}),
+            lambda session: session.forward([True, 5]),
+            lambda session: session.forward(np.array([True])),
+            lambda session: session.forward([1], logits=[]),
+            lambda session: session.forward([1], on_progress=3),
+            lambda session: session.chat(None),
+            lambda session: session.model.make_chat_template(None),
+            lambda session: Model.open(None),
+            lambda session: Model.open(b"demo"),
+            lambda session: Model.open(""),
+            lambda session: Model.open("demo", kv_rotation="x"),
+            lambda session: Model.open("demo", progress=3),
         ],
     )
     def test_an_argument_of_the_wrong_kind_is_named(self, session: Session, call: Callable[[Session], object]) -> None:
         with pytest.raises(InvalidArgument):
             call(session)
         assert session.tokens == ()
+
+    def test_numbers_are_named_as_they_were_given(self, session: Session) -> None:
+        with pytest.raises(InvalidArgument, match=f"token {2**64 - 1} at index 1"):
+            session.forward(np.array([1, 2**64 - 1], np.uint64))
+        with pytest.raises(InvalidArgument, match=f"token {2**70} at index 0"):
+            session.forward([2**70])
+        with pytest.raises(InvalidArgument, match=r"n_tokens must be an integer, got 1\.0"):
+            session.truncate(1.0)  # type: ignore[arg-type]
 
     def test_a_prompt_too_long_is_refused_whole(self, session: Session) -> None:
         session.forward(ids(10))

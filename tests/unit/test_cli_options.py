@@ -11,6 +11,7 @@ from pykvstream.cli.foreign import FOREIGN, Foreign
 from pykvstream.cli.options import ChatOptions, GenerateOptions, InspectOptions, Options, PlanOptions
 from pykvstream.cli.parser import parse
 from pykvstream.sampling import SamplingParams
+from pykvstream.text.wishes import Reasoning
 
 OWN_SPELLINGS = [
     "--ctx-size",
@@ -42,6 +43,13 @@ OWN_SPELLINGS = [
     "--stats",
     "--progress",
     "--no-progress",
+    "--reasoning",
+    "--reasoning-preserve",
+    "--no-reasoning-preserve",
+    "--reasoning-budget",
+    "--reasoning-budget-message",
+    "--chat-template-kwargs",
+    "--tools",
 ]
 """Every flag that the issue names."""
 
@@ -128,6 +136,18 @@ def test_sampling_flags_reach_every_field() -> None:
     )  # fmt: skip
 
 
+def test_reasoning_flags_reach_their_options() -> None:
+    assert generate().prompt.reasoning == Reasoning() and generate().prompt.variables == {}
+    prompt = generate(
+        "--reasoning", "off", "--reasoning-preserve", "--reasoning-budget", "7", "--reasoning-budget-message", "m",
+        "--chat-template-kwargs", '{"a": [1]}', "--tools", "t.json",
+    ).prompt  # fmt: skip
+    assert prompt.reasoning == Reasoning(enabled=False, preserve=True, budget=7, message="m")
+    assert prompt.variables == {"a": [1]} and prompt.tools_file == Path("t.json")
+    chat = options_of("chat", "demo", "--reasoning", "on", "--no-reasoning-preserve")
+    assert isinstance(chat, ChatOptions) and chat.prompt.reasoning == Reasoning(enabled=True, preserve=False)
+
+
 def test_stop_strings_add_up() -> None:
     assert generate("--stop", "a", "--stop", "b").generation.stop == ("a", "b")
 
@@ -180,6 +200,12 @@ def test_chat_and_plan_have_their_options() -> None:
         (("generate", "demo", "-p", "x", "--logit-bias", "5"), "15043+1"),
         (("generate", "demo", "-p", "x", "--raw", "--system", "s"), "--system needs the chat template"),
         (("generate", "demo", "-p", "x", "--cache-type", "q8_0"), "unrecognized arguments"),
+        (("generate", "demo", "-p", "x", "--raw", "--reasoning-budget", "0"), "--reasoning-budget needs the chat"),
+        (("generate", "demo", "-p", "x", "--raw", "--chat-template-kwargs", '{"a": 1}'), "-template-kwargs needs"),
+        (("generate", "demo", "-p", "x", "--reasoning-budget-message", "m"), "needs --reasoning-budget N"),
+        (("generate", "demo", "-p", "x", "--reasoning-budget", "-2"), "from -1 to"),
+        (("generate", "demo", "-p", "x", "--reasoning", "maybe"), "invalid choice"),
+        (("generate", "demo", "-p", "x", "--chat-template-kwargs", "[1]"), "need a JSON object"),
         (("chat", "demo", "--ignore-eos"), "unrecognized arguments"),
         (("dance", "demo"), "invalid choice"),
         ((), "required: COMMAND"),

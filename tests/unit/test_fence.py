@@ -59,6 +59,8 @@ def test_status_of_a_fence_sticks(device: Device, status: int, error: type[Excep
         for _ in range(2):
             with pytest.raises(error):
                 fence.wait()
+        with pytest.raises(InvalidArgument, match="completed before"):
+            fence.signal()
         with pytest.raises(error):
             _ = fence.is_complete
 

@@ -483,6 +483,18 @@ def test_truncate_equals_never_having_accepted() -> None:
     assert sampler.state() == SamplerState(0, ())
 
 
+def test_choosing_accepts_nothing() -> None:
+    """A token that is chosen and not emitted must not weigh on those after it."""
+    sampler = Sampler(SamplingParams(repeat_penalty=2.0), seed=1, n_vocab=8)
+    sampler.accept(3)
+    before = sampler.state()
+    row = np.linspace(0.0, 4.0, 8, dtype=np.float32)
+    assert sampler.choose(row, 1) == sampler.choose(row, 1)
+    with pytest.raises(NumericError):
+        sampler.choose(np.full(8, np.nan, np.float32), 2)
+    assert sampler.state() == before and sampler.n_accepted == 1
+
+
 def test_fork_shares_the_past_and_nothing_else() -> None:
     parent = Sampler(SamplingParams(), seed=1, n_vocab=9)
     parent.accept(4)

@@ -54,7 +54,7 @@ void kvs_attend_finish(kvs_threads *threads, uint32_t isa, const kvs_attend_job 
 
 /* Attention of a frozen span plan in one wave. pages: the plan's page table. Allocates its workspace.
  * errors: EINVAL; EUNSUPPORTED the record's; EOVERFLOW; ENOMEM */
-kvs_status kvs_cpu_attend_plan(kvs_threads *threads, uint32_t isa, const kvs_attend_desc *desc,
+kvs_status kvs_cpu_attend_plan(kvs_device *device, kvs_threads *threads, uint32_t isa, const kvs_attend_desc *desc,
                                const kvs_kv_layer *layer, const uint64_t *pages,
                                uint64_t active_tokens, uint32_t n_query_rows);
 

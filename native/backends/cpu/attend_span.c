@@ -4,7 +4,7 @@
 
 #define ALIGNMENT 64u
 
-kvs_status kvs_cpu_attend_plan(kvs_threads *threads, uint32_t isa, const kvs_attend_desc *desc,
+kvs_status kvs_cpu_attend_plan(kvs_device *device, kvs_threads *threads, uint32_t isa, const kvs_attend_desc *desc,
                                const kvs_kv_layer *layer, const uint64_t *pages, uint64_t active_tokens,
                                uint32_t n_query_rows)
 {
@@ -15,21 +15,21 @@ kvs_status kvs_cpu_attend_plan(kvs_threads *threads, uint32_t isa, const kvs_att
     }
     if (desc->q == NULL || desc->out == NULL || desc->n_query_heads == 0 ||
         desc->n_query_heads % layer->n_kv_heads != 0) {
-        return kvs_fail(NULL, KVS_EINVAL, "%u query heads over %u KV heads, or no memory", desc->n_query_heads,
+        return kvs_fail(device, KVS_EINVAL, "%u query heads over %u KV heads, or no memory", desc->n_query_heads,
                         layer->n_kv_heads);
     }
     if (n_query_rows == 0 || n_query_rows > active_tokens) {
-        return kvs_fail(NULL, KVS_EINVAL, "%u query rows of %llu tokens", n_query_rows, (kvs_ull)active_tokens);
+        return kvs_fail(device, KVS_EINVAL, "%u query rows of %llu tokens", n_query_rows, (kvs_ull)active_tokens);
     }
     const uint64_t bytes =
         kvs_attend_state_bytes(layer, desc->n_query_heads, n_query_rows, kvs_threads_count(threads));
     if (bytes == 0 || bytes > SIZE_MAX - ALIGNMENT) {
-        return kvs_fail(NULL, KVS_EOVERFLOW, "attention of %u rows and %u heads does not fit", n_query_rows,
+        return kvs_fail(device, KVS_EOVERFLOW, "attention of %u rows and %u heads does not fit", n_query_rows,
                         desc->n_query_heads);
     }
-    void *memory = kvs_array_alloc((size_t)bytes + ALIGNMENT, 1);
+    void *memory = kvs_array_alloc(NULL, (size_t)bytes + ALIGNMENT, 1);
     if (memory == NULL) {
-        return kvs_fail(NULL, KVS_ENOMEM, "need %llu bytes for attention", (kvs_ull)bytes);
+        return kvs_fail(device, KVS_ENOMEM, "need %llu bytes for attention", (kvs_ull)bytes);
     }
     const uintptr_t aligned = ((uintptr_t)memory + ALIGNMENT - 1) & ~(uintptr_t)(ALIGNMENT - 1);
     const kvs_attend_job job = {.layer = layer,

@@ -109,11 +109,6 @@ static void host_free(void *self, uint64_t host_base, uint64_t bytes)
     kvs_copy_engine_host_free(((struct cpu *)self)->copies, host_base, bytes);
 }
 
-static kvs_status copy_submit(void *self, const kvs_copy *copy)
-{
-    return kvs_copy_engine_submit(((struct cpu *)self)->copies, copy);
-}
-
 static kvs_status copy_submit_many(void *self, const kvs_copy *copies, uint32_t n_copies)
 {
     return kvs_copy_engine_submit_many(((struct cpu *)self)->copies, copies, n_copies);
@@ -190,6 +185,9 @@ static kvs_status op_scratch_bytes(void *self, const kvs_bound_op *op, uint32_t 
 
 static kvs_status run_op(void *self, const kvs_bound_op *op, const struct kvs_step *step)
 {
+    if (op->code == KVS_OP_KV_WRITE) {
+        kvs_copy_engine_before_pages(((struct cpu *)self)->copies);
+    }
     return kvs_cpu_run_op(&((struct cpu *)self)->compute, op, step);
 }
 
@@ -210,6 +208,7 @@ static void attend_begin(void *self, const kvs_bound_op *op, const struct kvs_st
 static void attend_wave(void *self, const kvs_bound_op *op, const struct kvs_step *step, uint64_t page_begin,
                         uint64_t page_end)
 {
+    kvs_copy_engine_before_pages(((struct cpu *)self)->copies);
     kvs_cpu_attend_wave(&((struct cpu *)self)->compute, op, step, page_begin, page_end);
 }
 
@@ -222,7 +221,9 @@ static kvs_status attend_plan(void *self, const kvs_attend_desc *desc, const kvs
                               uint64_t active_tokens, uint32_t n_query_rows)
 {
     const struct cpu *cpu = self;
-    return kvs_cpu_attend_plan(cpu->compute.threads, cpu->compute.isa, desc, layer, pages, active_tokens, n_query_rows);
+    kvs_copy_engine_before_pages(cpu->copies);
+    return kvs_cpu_attend_plan(cpu->compute.device, cpu->compute.threads, cpu->compute.isa, desc, layer, pages,
+                               active_tokens, n_query_rows);
 }
 
 static void record_encode(void *self, const kvs_kv_layer *layer, const kvs_record_info *record, void *bytes,
@@ -274,7 +275,6 @@ static const kvs_backend TABLE = {
     .device_write = device_write,
     .host_alloc = host_alloc,
     .host_free = host_free,
-    .copy_submit = copy_submit,
     .copy_submit_many = copy_submit_many,
     .wait_counter = wait_counter,
     .gate_advanced = gate_advanced,
@@ -342,8 +342,7 @@ kvs_status kvs_cpu_backend_create(kvs_device *device, const kvs_device_desc *des
         .device = device, .threads = kvs_threads_create(threads), .n_threads = threads, .isa = *isa};
     status = cpu->compute.threads == NULL
                  ? kvs_fail(device, KVS_EIO, "cannot start %u compute threads", threads)
-                 : kvs_copy_engine_create(device, desc->flags, threads < usable_cores(), desc->schedule_seed,
-                                          &cpu->copies);
+                 : kvs_copy_engine_create(device, desc->flags, threads < usable_cores(), &cpu->copies);
     if (status != KVS_OK) {
         kvs_threads_destroy(cpu->compute.threads);
         free(cpu);

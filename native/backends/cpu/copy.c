@@ -40,7 +40,6 @@ struct kvs_copy_engine {
     bool is_asleep;
     bool must_stop;
     bool has_failed; /* a copy without `failed` */
-    uint64_t schedule;
 };
 
 static void relax(void)
@@ -60,15 +59,6 @@ static void lock(kvs_copy_engine *engine)
 static void unlock(kvs_copy_engine *engine)
 {
     kvs_mutex_unlock(&engine->lock);
-}
-
-/* splitmix64: every seed gives another legal order. */
-static uint64_t draw(kvs_copy_engine *engine)
-{
-    uint64_t z = engine->schedule += UINT64_C(0x9e3779b97f4a7c15);
-    z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
-    z = (z ^ (z >> 27)) * UINT64_C(0x94d049bb133111eb);
-    return z ^ (z >> 31);
 }
 
 static bool is_empty(const kvs_copy_engine *engine)
@@ -161,24 +151,57 @@ static bool start_thread(kvs_copy_engine *engine)
 
 /* ---- deferred mode ---- */
 
+/* Whose first copy may go, as kvs_device_choose wants it. */
+static uint32_t copies_offered(const kvs_copy_engine *engine)
+{
+    return (kvs_copy_queue_may_go(&engine->queues[QUEUE_FREE]) ? 1u << KVS_STREAM_FREE : 0) |
+           (kvs_copy_queue_may_go(&engine->queues[QUEUE_GATED]) ? 1u << KVS_STREAM_GATED : 0);
+}
+
+static void run_first(kvs_copy_engine *engine, uint32_t stream)
+{
+    kvs_copy_queue *queue = &engine->queues[stream == KVS_STREAM_FREE ? QUEUE_FREE : QUEUE_GATED];
+    const kvs_copy_entry item = kvs_copy_queue_pop(queue);
+    engine->has_failed |= kvs_copy_carry_out(engine->device, &item, NULL);
+}
+
 /* Run one queued copy with the lock held; false when none may go. */
 static bool run_one(kvs_copy_engine *engine)
 {
-    const bool free_goes = kvs_copy_queue_may_go(&engine->queues[QUEUE_FREE]);
-    const bool gated_goes = kvs_copy_queue_may_go(&engine->queues[QUEUE_GATED]);
-    if (!free_goes && !gated_goes) {
-        return false;
+    const uint32_t offered = copies_offered(engine);
+    if (offered != 0) {
+        run_first(engine, kvs_device_choose(engine->device, offered));
     }
-    const bool takes_free = free_goes && (!gated_goes || (draw(engine) & 1) != 0);
-    const kvs_copy_entry item = kvs_copy_queue_pop(&engine->queues[takes_free ? QUEUE_FREE : QUEUE_GATED]);
-    engine->has_failed |= kvs_copy_carry_out(engine->device, &item, NULL);
-    return true;
+    return offered != 0;
 }
 
 /* What a fast engine would have done meanwhile. */
 static void run_ahead(kvs_copy_engine *engine)
 {
-    while ((draw(engine) & 3) == 0 && run_one(engine)) {
+    uint32_t offered;
+    while ((offered = copies_offered(engine)) != 0) {
+        const uint32_t stream = kvs_device_choose(engine->device, offered | 1u << KVS_STREAM_COMPUTE);
+        if (stream == KVS_STREAM_COMPUTE) {
+            return;
+        }
+        run_first(engine, stream);
+    }
+}
+
+/* Nobody waits here, so a seed leaves the copies for later. */
+static void offer_copies(kvs_copy_engine *engine)
+{
+    if (engine->is_deferred && kvs_device_has_chooser(engine->device)) {
+        run_ahead(engine);
+    }
+}
+
+void kvs_copy_engine_before_pages(kvs_copy_engine *engine)
+{
+    if (engine->is_deferred) {
+        lock(engine);
+        offer_copies(engine);
+        unlock(engine);
     }
 }
 
@@ -215,8 +238,7 @@ static bool init_locks(kvs_copy_engine *engine)
     return true;
 }
 
-kvs_status kvs_copy_engine_create(kvs_device *device, uint32_t flags, bool has_core, uint64_t seed,
-                                  kvs_copy_engine **engine)
+kvs_status kvs_copy_engine_create(kvs_device *device, uint32_t flags, bool has_core, kvs_copy_engine **engine)
 {
     kvs_copy_engine *made = calloc(1, sizeof *made);
     if (made == NULL) {
@@ -230,7 +252,6 @@ kvs_status kvs_copy_engine_create(kvs_device *device, uint32_t flags, bool has_c
     made->has_core = has_core;
     made->is_deferred = (flags & KVS_DEVICE_DEFERRED) != 0;
     made->is_strict = (flags & KVS_DEVICE_STRICT_HISTORY) != 0;
-    made->schedule = seed;
     if (!kvs_copy_queue_reserve(&made->queues[QUEUE_FREE], KVS_COPY_QUEUE_FIRST) ||
         !kvs_copy_queue_reserve(&made->queues[QUEUE_GATED], KVS_COPY_QUEUE_FIRST)) {
         free_parts(made);
@@ -372,17 +393,13 @@ kvs_status kvs_copy_engine_submit_many(kvs_copy_engine *engine, const kvs_copy *
         kvs_copy_queue_push(&engine->queues[queue_of(&copies[i])], &item);
     }
     wake_others(engine);
+    offer_copies(engine);
     unlock(engine);
     if (status < 0) {
         return kvs_fail(engine->device, status, "a copy was refused: outside its host memory, or no memory to queue %u",
                         n_copies);
     }
     return KVS_OK;
-}
-
-kvs_status kvs_copy_engine_submit(kvs_copy_engine *engine, const kvs_copy *copy)
-{
-    return kvs_copy_engine_submit_many(engine, copy, 1);
 }
 
 bool kvs_copy_engine_help(kvs_copy_engine *engine)
@@ -417,11 +434,16 @@ static kvs_status wait_deferred(kvs_copy_engine *engine, const _Atomic uint64_t 
     return status;
 }
 
-static void sleep_for_progress(kvs_copy_engine *engine)
+/* False in a fork: the copy under way belongs to a thread that is not there. */
+static bool sleep_for_progress(kvs_copy_engine *engine)
 {
+    if (kvs_device_is_forked(engine->device)) {
+        return false;
+    }
     engine->n_waiters++;
     kvs_cond_wait(&engine->progress, &engine->lock);
     engine->n_waiters--;
+    return true;
 }
 
 /* A closed gate is no reason to give up: another thread may open it. */
@@ -432,8 +454,8 @@ static kvs_status wait_threaded(kvs_copy_engine *engine, const _Atomic uint64_t 
     while (status == KVS_PENDING && (engine->is_running || !is_empty(engine))) {
         if (may_start(engine)) {
             serve(engine);
-        } else {
-            sleep_for_progress(engine);
+        } else if (!sleep_for_progress(engine)) {
+            break;
         }
         status = look(counter, value, failed);
     }
@@ -473,6 +495,7 @@ void kvs_copy_engine_gate_advanced(kvs_copy_engine *engine)
 {
     lock(engine);
     wake_others(engine);
+    offer_copies(engine);
     unlock(engine);
 }
 
@@ -490,8 +513,9 @@ kvs_status kvs_copy_engine_drain(kvs_copy_engine *engine)
             (void)run_one(engine);
         } else if (may_start(engine)) {
             serve(engine);
-        } else {
-            sleep_for_progress(engine);
+        } else if (!sleep_for_progress(engine)) {
+            engine->has_failed = true;
+            break;
         }
     }
     const bool has_failed = engine->has_failed;
@@ -528,8 +552,7 @@ void kvs_copy_engine_cancel(kvs_copy_engine *engine, const _Atomic uint64_t *don
     /* The head may have changed for the copy thread, and a waiter may have nothing left to wait for. */
     wake_others(engine);
     kvs_cond_wake_all(&engine->progress);
-    while (engine->is_running && engine->running_done == done) {
-        sleep_for_progress(engine);
+    while (engine->is_running && engine->running_done == done && sleep_for_progress(engine)) {
     }
     unlock(engine);
 }

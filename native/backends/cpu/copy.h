@@ -8,8 +8,9 @@
  * Whoever waits for a copy makes it where nobody has begun: a copy thread that has no core of its own would stop a compute
  * thread in the middle of its work, so it sleeps while only copies with a gate are queued.
  *
- * Deferred mode has no thread: queued copies run inside wait_counter, drain and run, in an order drawn from the seed among
- * the heads that may go.
+ * Deferred mode has no thread: queued copies run inside wait_counter, drain and run, in the order that the device chooses
+ * among the heads that may go. Where somebody states that order they may also run behind a submission, behind a rise of a
+ * gate, and before an operation that touches pages: between two such places no copy and no operation meet.
  *
  * A failing copy stores its status to `failed` and ends like any other. One without `failed` is reported by the next drain.
  */
@@ -22,8 +23,7 @@ typedef struct kvs_copy_engine kvs_copy_engine;
 
 /* flags: kvs_device_flag. has_core: the copy thread takes no core from a compute thread. The device outlives the engine.
  * errors: ENOMEM; EIO no thread */
-kvs_status kvs_copy_engine_create(kvs_device *device, uint32_t flags, bool has_core, uint64_t seed,
-                                  kvs_copy_engine **engine);
+kvs_status kvs_copy_engine_create(kvs_device *device, uint32_t flags, bool has_core, kvs_copy_engine **engine);
 
 /* Queued copies are dropped, the one under way finishes; host memory that is left goes. NULL is ignored. */
 void kvs_copy_engine_destroy(kvs_copy_engine *engine);
@@ -33,7 +33,6 @@ kvs_status kvs_copy_engine_host_alloc(kvs_copy_engine *engine, uint64_t n_bytes,
 void kvs_copy_engine_host_free(kvs_copy_engine *engine, uint64_t host_base, uint64_t n_bytes);
 
 /* All or none. errors: EINVAL no such host memory or nothing to copy; ENOSPACE outside of it; ENOMEM */
-kvs_status kvs_copy_engine_submit(kvs_copy_engine *engine, const kvs_copy *copy);
 kvs_status kvs_copy_engine_submit_many(kvs_copy_engine *engine, const kvs_copy *copies, uint32_t n_copies);
 
 /* Wait until *counter >= value; what the copies up to there wrote is visible then.
@@ -44,6 +43,9 @@ kvs_status kvs_copy_engine_wait_counter(kvs_copy_engine *engine, const _Atomic u
 
 /* Move a chunk of the copy under way, for a thread that would otherwise wait; false when there is none. thread: any */
 bool kvs_copy_engine_help(kvs_copy_engine *engine);
+
+/* Deferred mode: an operation is about to touch pages. */
+void kvs_copy_engine_before_pages(kvs_copy_engine *engine);
 
 /* A gate counter was raised. */
 void kvs_copy_engine_gate_advanced(kvs_copy_engine *engine);

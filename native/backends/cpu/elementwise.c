@@ -96,22 +96,6 @@ void kvs_glu(kvs_threads *threads, uint32_t isa, const kvs_glu_desc *desc)
     run_rows(threads, &run, desc->operands.n);
 }
 
-static void scale_row(const row_run *run, uint32_t row)
-{
-    const kvs_scale_desc *desc = run->desc;
-    float *x = desc->x + row * desc->x_stride;
-    const float factor = *desc->factor;
-    for (uint64_t i = 0; i < desc->n; i++) {
-        x[i] = x[i] * factor;
-    }
-}
-
-void kvs_scale(kvs_threads *threads, const kvs_scale_desc *desc)
-{
-    row_run run = {.desc = desc, .do_row = scale_row, .n_rows = desc->n_rows};
-    run_rows(threads, &run, desc->n);
-}
-
 static void add_row(const row_run *run, uint32_t row)
 {
     const kvs_binary_desc *desc = run->desc;
@@ -150,17 +134,26 @@ void kvs_rope(kvs_threads *threads, uint32_t isa, const kvs_rope_desc *desc)
     run_rows(threads, &run, (uint64_t)desc->n_heads * desc->head_values);
 }
 
-static int sub_scale(const kvs_panel_traits *traits, const kvs_block *block, uint32_t sub)
+static float sub_scale(const kvs_panel_traits *traits, const kvs_block *block, uint32_t sub)
 {
+    const float scale = kvs_f16_to_f32(block->scale);
+    const uint8_t code = block->sub_scales[sub];
     switch (traits->scale) {
     case KVS_SCALE_GROUP:
-        return 1;
+        return scale;
     case KVS_SCALE_SUPER_U8:
-        return block->sub_scales[sub];
+        return scale * (float)code;
     case KVS_SCALE_SUPER_U4X2:
-        return block->sub_scales[sub] & 15;
+        return scale * (float)(code & 15);
+    case KVS_SCALE_SUPER_ODD4:
+    case KVS_SCALE_SUPER_ODD4X2:
+        return scale * (float)(2 * code + 1) / (float)(1 << traits->scale_shift);
+    case KVS_SCALE_E8M0:
+        return kvs_e8m0_half_to_f32(code);
+    case KVS_SCALE_UE4M3X2:
+        return kvs_ue4m3_half_to_f32(code);
     default:
-        return (int8_t)block->sub_scales[sub];
+        return scale * (float)(int8_t)code;
     }
 }
 
@@ -177,20 +170,21 @@ static float sub_minimum(const kvs_panel_traits *traits, const kvs_block *block,
     }
 }
 
-/* One block of 32 or 256 values. Products are exact in float32, so only the sum with the minimum rounds. */
+/* One block. Products are exact in float32, so only the sum with the minimum rounds. */
 static void decode_block(int type, const uint8_t *bytes, uint32_t n_values, float *out)
 {
     const kvs_panel_traits *traits = &kvs_traits[type];
     const uint32_t sub_values = kvs_traits_is_halved(traits) ? 16 : 32;
-    const int offset = traits->offset_shift != 0 ? 1 << traits->offset_shift : 0;
+    const int offset = kvs_traits_offset(traits);
+    const uint8_t *levels = traits->table != KVS_TABLE_NONE ? kvs_levels[traits->table] : NULL;
     const bool has_minimum = traits->minimum != KVS_MINIMUM_NONE;
     kvs_block block;
     kvs_block_split(type, bytes, &block);
     for (uint32_t sub = 0; sub < n_values / sub_values; sub++) {
-        const float scale = kvs_f16_to_f32(block.scale) * (float)sub_scale(traits, &block, sub);
+        const float scale = sub_scale(traits, &block, sub);
         const float minimum = has_minimum ? sub_minimum(traits, &block, sub) : 0.0f;
         for (uint32_t e = sub * sub_values; e < (sub + 1) * sub_values; e++) {
-            const int code = traits->is_table ? kvs_iq4_levels[block.codes[e]] : block.codes[e];
+            const int code = levels != NULL ? levels[block.codes[e]] : block.codes[e];
             const float product = scale * (float)(code - offset);
             out[e] = has_minimum ? product + minimum : product;
         }

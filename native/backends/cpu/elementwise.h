@@ -86,17 +86,6 @@ typedef struct kvs_rope_desc {
 /* a' = a cos - b sin, b' = a sin + b cos, each fma(first, cos or sin, rounded second product). */
 void kvs_rope(kvs_threads *threads, uint32_t isa, const kvs_rope_desc *desc);
 
-/* x *= *factor, in place. */
-typedef struct kvs_scale_desc {
-    float *x;
-    uint64_t x_stride;
-    const float *factor;
-    uint64_t n;
-    uint32_t n_rows;
-} kvs_scale_desc;
-
-void kvs_scale(kvs_threads *threads, const kvs_scale_desc *desc);
-
 /* out[i] = row ids[i] of a [n_table_rows][k] table in file layout, decoded: each value is the float32 rounding of the
  * stored numbers' product (and sum). Nothing is written on failure.
  * errors: EUNSUPPORTED type; EINVAL k is no multiple of the type's block, or an id is not below n_table_rows */

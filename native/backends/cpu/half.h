@@ -55,6 +55,19 @@ static inline uint16_t kvs_f32_to_f16(float value)
     return (uint16_t)(sign | ((rest - 0x38000000u + 0xfffu + odd) >> 13));
 }
 
+/* 2^(code - 128); the two smallest are subnormal. */
+static inline float kvs_e8m0_half_to_f32(uint8_t code)
+{
+    return kvs_f32_from_bits(code < 2 ? 0x00200000u << code : (uint32_t)(code - 1) << 23);
+}
+
+/* Half of the float of 4 exponent bits (bias 7) and 3 mantissa bits in the low 7 bits. All 128 codes are numbers. As bits
+ * of a float16 the code stands for its value less 8 powers of two. */
+static inline float kvs_ue4m3_half_to_f32(uint8_t code)
+{
+    return kvs_f16_to_f32((uint16_t)(code << 7)) * 128.0f;
+}
+
 static inline float kvs_bf16_to_f32(uint16_t half)
 {
     return kvs_f32_from_bits((uint32_t)half << 16);

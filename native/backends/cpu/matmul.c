@@ -95,8 +95,6 @@ static void prepare_tile(void *argument, uint32_t tile, uint32_t worker)
     }
 }
 
-typedef float tile_sums[PAIR][KVS_TILE_ROWS][LANES];
-
 static kvs_panel_run find_panels(const matmul_run *run, uint32_t part, uint64_t panel, uint32_t n_panels)
 {
     const kvs_panel_layout *layout = &run->layout[part];
@@ -112,6 +110,30 @@ static void sum_tile(const matmul_run *run, const kvs_panel_run *panels, uint32_
     } else {
         const float *x = run->x + (uint64_t)tile * KVS_TILE_ROWS * run->x_stride;
         run->kernels->floats(panels, x, run->x_stride, n_rows, sums);
+    }
+}
+
+/* Sums of one panel, whose first lane is output value `first`, by the scales of their runs of output values. */
+static void scale_panel(const kvs_matmul_part *part, uint64_t first, uint32_t n_rows, float *sums)
+{
+    const uint64_t run_values = part->n / part->n_scales;
+    for (uint32_t lane = 0; lane < LANES && first + lane < part->n; lane++) {
+        const float scale = part->scales[(first + lane) / run_values];
+        for (uint32_t r = 0; r < n_rows; r++) {
+            sums[r * LANES + lane] *= scale;
+        }
+    }
+}
+
+/* Sums of panels `panel` and, perhaps, the next with a tile, scaled. */
+static void sum_part(const matmul_run *run, uint32_t part_index, const kvs_panel_run *panels, uint64_t panel,
+                     uint32_t tile, float *sums)
+{
+    const kvs_matmul_part *part = &run->desc->part[part_index];
+    const uint32_t n_rows = tile_rows(run, tile);
+    sum_tile(run, panels, tile, sums);
+    for (uint32_t p = 0; part->scales != NULL && p < panels->n_panels; p++) {
+        scale_panel(part, (panel + p) * LANES, n_rows, sums + p * n_rows * LANES);
     }
 }
 
@@ -190,9 +212,9 @@ static void do_slot(const matmul_run *run, uint64_t slot, uint32_t first_tile, u
     for (uint32_t tile = first_tile; tile < end_tile; tile++) {
         const uint32_t panel_sums = tile_rows(run, tile) * LANES;
         panels.is_first = up_panels.is_first = tile == first_tile;
-        sum_tile(run, &panels, tile, sums);
+        sum_part(run, part, &panels, panel, tile, sums);
         if (is_swiglu) {
-            sum_tile(run, &up_panels, tile, up_sums);
+            sum_part(run, 1, &up_panels, panel, tile, up_sums);
         }
         for (uint32_t p = 0; p < n_panels; p++) {
             store_panel(run, part, panel + p, tile, sums + p * panel_sums,
@@ -222,7 +244,8 @@ static bool is_shape_valid(const kvs_matmul_desc *desc)
         return false;
     }
     for (uint32_t i = 0; i < desc->n_parts; i++) {
-        if (desc->part[i].n == 0) {
+        const kvs_matmul_part *part = &desc->part[i];
+        if (part->n == 0 || (part->scales != NULL && (part->n_scales == 0 || part->n % part->n_scales != 0))) {
             return false;
         }
     }

@@ -28,7 +28,9 @@ typedef struct kvs_matmul_part {
     int type; /* kvs_type */
     uint64_t n;          /* output values to a row */
     const void *panels;  /* kvs_panel_pack, 64-byte aligned */
-    const float *bias;   /* n values, or NULL: y = acc + bias */
+    const float *scales; /* n_scales numbers for runs of n / n_scales output values, or NULL: y = acc * scale */
+    uint64_t n_scales;
+    const float *bias;   /* n values, or NULL: y = acc + bias, or acc * scale + bias with two roundings */
     float *out;          /* must not overlap x */
     uint64_t out_stride; /* values from one row to the next */
 } kvs_matmul_part;

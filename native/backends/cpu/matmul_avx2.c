@@ -25,6 +25,14 @@ INLINE __m256i load_vector(const uint8_t *bytes)
     return _mm256_load_si256((const void *)bytes);
 }
 
+typedef uint16_t words __attribute__((vector_size(32)));
+
+/* `bits` shifted by a signed number of places within 16-bit words. */
+INLINE __m256i shift_left(__m256i bits, int places)
+{
+    return (__m256i)(places >= 0 ? (words)bits << places : (words)bits >> -places);
+}
+
 INLINE void unpack_low(const kvs_panel_traits traits, const uint8_t *low, uint64_t g, group_codes *codes)
 {
     if (traits.code_bits == 8) {
@@ -50,14 +58,6 @@ INLINE void unpack_low(const kvs_panel_traits traits, const uint8_t *low, uint64
     }
 }
 
-typedef uint16_t words __attribute__((vector_size(32)));
-
-/* `bits` shifted by a signed number of places within 16-bit words. */
-INLINE __m256i shift_left(__m256i bits, int places)
-{
-    return (__m256i)(places >= 0 ? (words)bits << places : (words)bits >> -places);
-}
-
 INLINE void unpack_high(const kvs_panel_traits traits, const uint8_t *high, uint64_t g, group_codes *codes)
 {
     const int at = traits.code_bits;
@@ -78,13 +78,41 @@ INLINE void unpack_high(const kvs_panel_traits traits, const uint8_t *high, uint
     }
 }
 
-INLINE void unpack_codes(const kvs_panel_traits traits, const kvs_panel_layout *layout, const uint8_t *panel, uint64_t g,
-                         group_codes *codes)
+/* Nibble `index` of each lane of a side, in a plane that keeps two to a byte; the other bits are arbitrary. */
+INLINE __m128i load_nibbles(const uint8_t *plane, uint64_t index, uint32_t side)
 {
-    unpack_low(traits, panel + layout->codes, g, codes);
-    unpack_high(traits, panel + layout->high, g, codes);
-    if (traits.is_table) {
-        const __m256i levels = _mm256_broadcastsi128_si256(_mm_loadu_si128((const void *)kvs_iq4_levels));
+    const __m128i both = _mm_loadl_epi64((const void *)(plane + index / 2 * LANES + side * WIDTH));
+    return _mm_srl_epi16(both, _mm_cvtsi32_si128((int)(index % 2 * 4)));
+}
+
+/* A bit of each lane for each eight codes: as if their plane had it for every code. */
+INLINE void unpack_shared(const kvs_panel_traits traits, const uint8_t *shared, uint64_t g, uint32_t side,
+                          group_codes *codes)
+{
+    const __m256i mask = _mm256_set1_epi8((char)(1 << traits.code_bits));
+    const __m256i lanes = _mm256_cvtepu8_epi32(load_nibbles(shared, g, side));
+    const __m256i bits = _mm256_shuffle_epi8(
+        lanes, _mm256_broadcastsi128_si256(_mm_set_epi32(0x0c0c0c0c, 0x08080808, 0x04040404, 0)));
+    for (int i = 0; i < 4; i++) {
+        const __m256i bit = _mm256_and_si256(shift_left(bits, traits.code_bits - i), mask);
+        codes->quad[2 * i] = _mm256_or_si256(codes->quad[2 * i], bit);
+        codes->quad[2 * i + 1] = _mm256_or_si256(codes->quad[2 * i + 1], bit);
+    }
+}
+
+/* Of the lanes of `side`: 0 is the first half of the panel. */
+INLINE void unpack_codes(const kvs_panel_traits traits, const kvs_panel_layout *layout, const uint8_t *panel, uint64_t g,
+                         uint32_t side, group_codes *codes)
+{
+    const uint8_t *half_panel = panel + side * HALF_BYTES;
+    unpack_low(traits, half_panel + layout->codes, g, codes);
+    if (traits.has_shared_bit) {
+        unpack_shared(traits, panel + layout->high, g, side, codes);
+    } else {
+        unpack_high(traits, half_panel + layout->high, g, codes);
+    }
+    if (traits.table != KVS_TABLE_NONE) {
+        const __m256i levels = _mm256_broadcastsi128_si256(_mm_loadu_si128((const void *)kvs_levels[traits.table]));
         for (int q = 0; q < 8; q++) {
             codes->quad[q] = _mm256_shuffle_epi8(levels, codes->quad[q]);
         }
@@ -113,6 +141,31 @@ INLINE __m256 float_of_s8(__m128i bytes)
     return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
 }
 
+/* 2^(code - 128); the two smallest are subnormal. */
+INLINE __m256 float_of_e8m0(__m128i bytes)
+{
+    const __m256i code = _mm256_cvtepu8_epi32(bytes);
+    const __m256i normal = _mm256_slli_epi32(_mm256_sub_epi32(code, _mm256_set1_epi32(1)), 23);
+    const __m256i is_small = _mm256_cmpgt_epi32(_mm256_set1_epi32(2), code);
+    const __m256i small = _mm256_sllv_epi32(_mm256_set1_epi32(0x00200000), code);
+    return _mm256_castsi256_ps(_mm256_blendv_epi8(normal, small, is_small));
+}
+
+/* Half of a float of 4 exponent and 3 mantissa bits, by way of float16. */
+INLINE __m256 float_of_ue4m3(__m128i bytes)
+{
+    const __m128i halves = _mm_slli_epi16(_mm_cvtepu8_epi16(bytes), 7);
+    return _mm256_mul_ps(_mm256_cvtph_ps(halves), _mm256_set1_ps(128.0f));
+}
+
+/* (2 * nibble + 1) / 2^scale_shift */
+INLINE __m256 float_of_odd(const kvs_panel_traits traits, __m128i nibbles)
+{
+    const __m128i low = _mm_and_si128(nibbles, _mm_set1_epi8(15));
+    const __m256 odd = float_of_u8(_mm_add_epi8(_mm_add_epi8(low, low), _mm_set1_epi8(1)));
+    return traits.scale_shift != 0 ? _mm256_mul_ps(odd, _mm256_set1_ps(1.0f / (float)(1 << traits.scale_shift))) : odd;
+}
+
 /* Scale of one half of a group; `half` is 0 for types with one scale to a group. */
 INLINE __m256 load_scale(const kvs_panel_traits traits, const kvs_panel_layout *layout, const uint8_t *panel, uint64_t g,
                          uint32_t half, uint32_t side)
@@ -121,7 +174,20 @@ INLINE __m256 load_scale(const kvs_panel_traits traits, const kvs_panel_layout *
     if (traits.scale == KVS_SCALE_GROUP) {
         return load_halves(panel + layout->scales, g, side);
     }
+    if (traits.scale == KVS_SCALE_E8M0) {
+        return float_of_e8m0(load_bytes(sub, g, side));
+    }
+    if (traits.scale == KVS_SCALE_UE4M3X2) {
+        return float_of_ue4m3(load_bytes(sub, 2 * g + half, side));
+    }
     const __m256 scale = load_halves(panel + layout->scales, g / KVS_SUPER_GROUPS, side);
+    if (traits.scale == KVS_SCALE_SUPER_ODD4) {
+        return _mm256_mul_ps(scale, float_of_odd(traits, load_nibbles(sub, g, side)));
+    }
+    if (traits.scale == KVS_SCALE_SUPER_ODD4X2) {
+        const __m128i both = load_bytes(sub, g, side);
+        return _mm256_mul_ps(scale, float_of_odd(traits, half == 0 ? both : _mm_srli_epi16(both, 4)));
+    }
     if (traits.scale == KVS_SCALE_SUPER_U8) {
         return _mm256_mul_ps(scale, float_of_u8(load_bytes(sub, g, side)));
     }
@@ -154,11 +220,10 @@ INLINE __m256 load_minimum(const kvs_panel_traits traits, const kvs_panel_layout
     return _mm256_mul_ps(minimum, _mm256_sub_ps(_mm256_setzero_ps(), float_of_u8(bytes)));
 }
 
-/* Quads whose 16-bit sums of pairs fit together: 2 * 127 * largest code each, in 32767. */
+/* Quads whose 16-bit sums of pairs fit together: 2 * 127 * largest code each, in 32767. Not even one fits if it is wide. */
 INLINE int quads_per_sum(const kvs_panel_traits traits)
 {
-    const int bits = traits.code_bits + traits.high_bits;
-    return bits <= 4 ? 8 : bits == 5 ? 4 : 2;
+    return 32767 / (2 * 127 * kvs_traits_largest(&traits));
 }
 
 INLINE __m256i broadcast_quad(const int8_t *x, int q)
@@ -197,7 +262,7 @@ INLINE __m256i add_wide_quads(const group_codes *codes, const int8_t *x, __m256i
 
 INLINE bool is_wide(const kvs_panel_traits traits)
 {
-    return traits.code_bits == 8 || traits.is_table;
+    return quads_per_sum(traits) == 0;
 }
 
 /* What the offset of the codes takes from every lane; wide codes lose theirs before the products. */
@@ -281,7 +346,7 @@ INLINE void sum_rows(const int type, const int n_rows, const kvs_panel_run *run,
         for (uint32_t side = 0; side < 2; side++) {
             group_codes codes;
             group_scales scales;
-            unpack_codes(traits, layout, panel + side * HALF_BYTES, g, &codes);
+            unpack_codes(traits, layout, panel, g, side, &codes);
             unpack_scales(traits, layout, panel, g, side, &scales);
             for (int r = 0; r < n_rows; r++) {
                 sum[side][r] = add_group(traits, &codes, &scales, tile + g * stride + (uint32_t)r, sum[side][r]);
@@ -329,14 +394,26 @@ DEFINE_KERNEL(sum_q3_k, KVS_TYPE_Q3_K)
 DEFINE_KERNEL(sum_q4_k, KVS_TYPE_Q4_K)
 DEFINE_KERNEL(sum_q5_k, KVS_TYPE_Q5_K)
 DEFINE_KERNEL(sum_q6_k, KVS_TYPE_Q6_K)
+DEFINE_KERNEL(sum_iq1_s, KVS_TYPE_IQ1_S)
+DEFINE_KERNEL(sum_iq1_m, KVS_TYPE_IQ1_M)
+DEFINE_KERNEL(sum_iq2_xxs, KVS_TYPE_IQ2_XXS)
+DEFINE_KERNEL(sum_iq2_xs, KVS_TYPE_IQ2_XS)
+DEFINE_KERNEL(sum_iq2_s, KVS_TYPE_IQ2_S)
+DEFINE_KERNEL(sum_iq3_xxs, KVS_TYPE_IQ3_XXS)
+DEFINE_KERNEL(sum_iq3_s, KVS_TYPE_IQ3_S)
+DEFINE_KERNEL(sum_mxfp4, KVS_TYPE_MXFP4)
+DEFINE_KERNEL(sum_nvfp4, KVS_TYPE_NVFP4)
 DEFINE_KERNEL(sum_iq4_nl, KVS_TYPE_IQ4_NL)
 DEFINE_KERNEL(sum_iq4_xs, KVS_TYPE_IQ4_XS)
 
 static const kvs_quantized_kernel kernels[] = {
-    [KVS_TYPE_Q4_0] = sum_q4_0, [KVS_TYPE_Q4_1] = sum_q4_1,     [KVS_TYPE_Q5_0] = sum_q5_0,
-    [KVS_TYPE_Q5_1] = sum_q5_1, [KVS_TYPE_Q8_0] = sum_q8_0,     [KVS_TYPE_Q2_K] = sum_q2_k,
-    [KVS_TYPE_Q3_K] = sum_q3_k, [KVS_TYPE_Q4_K] = sum_q4_k,     [KVS_TYPE_Q5_K] = sum_q5_k,
-    [KVS_TYPE_Q6_K] = sum_q6_k, [KVS_TYPE_IQ4_NL] = sum_iq4_nl, [KVS_TYPE_IQ4_XS] = sum_iq4_xs,
+    [KVS_TYPE_Q4_0] = sum_q4_0, [KVS_TYPE_Q4_1] = sum_q4_1, [KVS_TYPE_Q5_0] = sum_q5_0,
+    [KVS_TYPE_Q5_1] = sum_q5_1, [KVS_TYPE_Q8_0] = sum_q8_0, [KVS_TYPE_Q2_K] = sum_q2_k,
+    [KVS_TYPE_Q3_K] = sum_q3_k, [KVS_TYPE_Q4_K] = sum_q4_k, [KVS_TYPE_Q5_K] = sum_q5_k,
+    [KVS_TYPE_Q6_K] = sum_q6_k, [KVS_TYPE_IQ1_S] = sum_iq1_s, [KVS_TYPE_IQ1_M] = sum_iq1_m,
+    [KVS_TYPE_IQ2_XXS] = sum_iq2_xxs, [KVS_TYPE_IQ2_XS] = sum_iq2_xs, [KVS_TYPE_IQ2_S] = sum_iq2_s,
+    [KVS_TYPE_IQ3_XXS] = sum_iq3_xxs, [KVS_TYPE_IQ3_S] = sum_iq3_s, [KVS_TYPE_MXFP4] = sum_mxfp4,
+    [KVS_TYPE_NVFP4] = sum_nvfp4, [KVS_TYPE_IQ4_NL] = sum_iq4_nl, [KVS_TYPE_IQ4_XS] = sum_iq4_xs,
 };
 
 static void quantized(const kvs_panel_run *run, const kvs_act_group *tile, uint32_t n_rows, float *sums)

@@ -22,6 +22,14 @@ INLINE __m512i load_vector(const uint8_t *bytes)
     return _mm512_load_si512((const void *)bytes);
 }
 
+typedef uint16_t words __attribute__((vector_size(64)));
+
+/* `bits` shifted by a signed number of places within 16-bit words. */
+INLINE __m512i shift_left(__m512i bits, int places)
+{
+    return (__m512i)(places >= 0 ? (words)bits << places : (words)bits >> -places);
+}
+
 INLINE void unpack_low(const kvs_panel_traits traits, const uint8_t *low, uint64_t g, group_codes *codes)
 {
     if (traits.code_bits == 8) {
@@ -47,13 +55,27 @@ INLINE void unpack_low(const kvs_panel_traits traits, const uint8_t *low, uint64
     }
 }
 
-typedef uint16_t words __attribute__((vector_size(64)));
-
-/* `bits` shifted by a signed number of places within 16-bit words. */
-INLINE __m512i shift_left(__m512i bits, int places)
+/* Nibble `index` of each lane, in a plane that keeps two to a byte; the other bits are arbitrary. */
+INLINE __m128i load_nibbles(const uint8_t *plane, uint64_t index)
 {
-    return (__m512i)(places >= 0 ? (words)bits << places : (words)bits >> -places);
+    const __m128i both = _mm_load_si128((const void *)(plane + index / 2 * LANES));
+    return _mm_srl_epi16(both, _mm_cvtsi32_si128((int)(index % 2 * 4)));
 }
+
+/* A bit of each lane for each eight codes: as if their plane had it for every code. */
+INLINE void unpack_shared(const kvs_panel_traits traits, const uint8_t *shared, uint64_t g, group_codes *codes)
+{
+    const __m512i mask = _mm512_set1_epi8((char)(1 << traits.code_bits));
+    const __m512i lanes = _mm512_cvtepu8_epi32(load_nibbles(shared, g));
+    const __m512i bits = _mm512_shuffle_epi8(lanes, _mm512_set4_epi32(0x0c0c0c0c, 0x08080808, 0x04040404, 0));
+    for (int i = 0; i < 4; i++) {
+        const __m512i bit = _mm512_and_si512(shift_left(bits, traits.code_bits - i), mask);
+        codes->quad[2 * i] = _mm512_or_si512(codes->quad[2 * i], bit);
+        codes->quad[2 * i + 1] = _mm512_or_si512(codes->quad[2 * i + 1], bit);
+    }
+}
+
+
 
 INLINE void unpack_high(const kvs_panel_traits traits, const uint8_t *high, uint64_t g, group_codes *codes)
 {
@@ -79,9 +101,13 @@ INLINE void unpack_codes(const kvs_panel_traits traits, const kvs_panel_layout *
                          group_codes *codes)
 {
     unpack_low(traits, panel + layout->codes, g, codes);
-    unpack_high(traits, panel + layout->high, g, codes);
-    if (traits.is_table) {
-        const __m512i levels = _mm512_broadcast_i32x4(_mm_loadu_si128((const void *)kvs_iq4_levels));
+    if (traits.has_shared_bit) {
+        unpack_shared(traits, panel + layout->high, g, codes);
+    } else {
+        unpack_high(traits, panel + layout->high, g, codes);
+    }
+    if (traits.table != KVS_TABLE_NONE) {
+        const __m512i levels = _mm512_broadcast_i32x4(_mm_loadu_si128((const void *)kvs_levels[traits.table]));
         for (int q = 0; q < 8; q++) {
             codes->quad[q] = _mm512_shuffle_epi8(levels, codes->quad[q]);
         }
@@ -108,6 +134,31 @@ INLINE __m512 float_of_s8(__m128i bytes)
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
 }
 
+/* 2^(code - 128); the two smallest are subnormal. */
+INLINE __m512 float_of_e8m0(__m128i bytes)
+{
+    const __m512i code = _mm512_cvtepu8_epi32(bytes);
+    const __m512i normal = _mm512_slli_epi32(_mm512_sub_epi32(code, _mm512_set1_epi32(1)), 23);
+    const __mmask16 is_small = _mm512_cmplt_epi32_mask(code, _mm512_set1_epi32(2));
+    const __m512i small = _mm512_sllv_epi32(_mm512_set1_epi32(0x00200000), code);
+    return _mm512_castsi512_ps(_mm512_mask_mov_epi32(normal, is_small, small));
+}
+
+/* Half of a float of 4 exponent and 3 mantissa bits, by way of float16. */
+INLINE __m512 float_of_ue4m3(__m128i bytes)
+{
+    const __m256i halves = _mm256_slli_epi16(_mm256_cvtepu8_epi16(bytes), 7);
+    return _mm512_mul_ps(_mm512_cvtph_ps(halves), _mm512_set1_ps(128.0f));
+}
+
+/* (2 * nibble + 1) / 2^scale_shift */
+INLINE __m512 float_of_odd(const kvs_panel_traits traits, __m128i nibbles)
+{
+    const __m128i low = _mm_and_si128(nibbles, _mm_set1_epi8(15));
+    const __m512 odd = float_of_u8(_mm_add_epi8(_mm_add_epi8(low, low), _mm_set1_epi8(1)));
+    return traits.scale_shift != 0 ? _mm512_mul_ps(odd, _mm512_set1_ps(1.0f / (float)(1 << traits.scale_shift))) : odd;
+}
+
 /* Scale of one half of a group; `half` is 0 for types with one scale to a group. */
 INLINE __m512 load_scale(const kvs_panel_traits traits, const kvs_panel_layout *layout, const uint8_t *panel, uint64_t g,
                          uint32_t half)
@@ -116,7 +167,20 @@ INLINE __m512 load_scale(const kvs_panel_traits traits, const kvs_panel_layout *
     if (traits.scale == KVS_SCALE_GROUP) {
         return load_halves(panel + layout->scales, g);
     }
+    if (traits.scale == KVS_SCALE_E8M0) {
+        return float_of_e8m0(load_bytes(sub, g));
+    }
+    if (traits.scale == KVS_SCALE_UE4M3X2) {
+        return float_of_ue4m3(load_bytes(sub, 2 * g + half));
+    }
     const __m512 scale = load_halves(panel + layout->scales, g / KVS_SUPER_GROUPS);
+    if (traits.scale == KVS_SCALE_SUPER_ODD4) {
+        return _mm512_mul_ps(scale, float_of_odd(traits, load_nibbles(sub, g)));
+    }
+    if (traits.scale == KVS_SCALE_SUPER_ODD4X2) {
+        const __m128i both = load_bytes(sub, g);
+        return _mm512_mul_ps(scale, float_of_odd(traits, half == 0 ? both : _mm_srli_epi16(both, 4)));
+    }
     if (traits.scale == KVS_SCALE_SUPER_U8) {
         return _mm512_mul_ps(scale, float_of_u8(load_bytes(sub, g)));
     }
@@ -298,14 +362,26 @@ DEFINE_KERNEL(sum_q3_k, KVS_TYPE_Q3_K)
 DEFINE_KERNEL(sum_q4_k, KVS_TYPE_Q4_K)
 DEFINE_KERNEL(sum_q5_k, KVS_TYPE_Q5_K)
 DEFINE_KERNEL(sum_q6_k, KVS_TYPE_Q6_K)
+DEFINE_KERNEL(sum_iq1_s, KVS_TYPE_IQ1_S)
+DEFINE_KERNEL(sum_iq1_m, KVS_TYPE_IQ1_M)
+DEFINE_KERNEL(sum_iq2_xxs, KVS_TYPE_IQ2_XXS)
+DEFINE_KERNEL(sum_iq2_xs, KVS_TYPE_IQ2_XS)
+DEFINE_KERNEL(sum_iq2_s, KVS_TYPE_IQ2_S)
+DEFINE_KERNEL(sum_iq3_xxs, KVS_TYPE_IQ3_XXS)
+DEFINE_KERNEL(sum_iq3_s, KVS_TYPE_IQ3_S)
+DEFINE_KERNEL(sum_mxfp4, KVS_TYPE_MXFP4)
+DEFINE_KERNEL(sum_nvfp4, KVS_TYPE_NVFP4)
 DEFINE_KERNEL(sum_iq4_nl, KVS_TYPE_IQ4_NL)
 DEFINE_KERNEL(sum_iq4_xs, KVS_TYPE_IQ4_XS)
 
 static const kvs_quantized_kernel kernels[] = {
-    [KVS_TYPE_Q4_0] = sum_q4_0, [KVS_TYPE_Q4_1] = sum_q4_1,     [KVS_TYPE_Q5_0] = sum_q5_0,
-    [KVS_TYPE_Q5_1] = sum_q5_1, [KVS_TYPE_Q8_0] = sum_q8_0,     [KVS_TYPE_Q2_K] = sum_q2_k,
-    [KVS_TYPE_Q3_K] = sum_q3_k, [KVS_TYPE_Q4_K] = sum_q4_k,     [KVS_TYPE_Q5_K] = sum_q5_k,
-    [KVS_TYPE_Q6_K] = sum_q6_k, [KVS_TYPE_IQ4_NL] = sum_iq4_nl, [KVS_TYPE_IQ4_XS] = sum_iq4_xs,
+    [KVS_TYPE_Q4_0] = sum_q4_0, [KVS_TYPE_Q4_1] = sum_q4_1, [KVS_TYPE_Q5_0] = sum_q5_0,
+    [KVS_TYPE_Q5_1] = sum_q5_1, [KVS_TYPE_Q8_0] = sum_q8_0, [KVS_TYPE_Q2_K] = sum_q2_k,
+    [KVS_TYPE_Q3_K] = sum_q3_k, [KVS_TYPE_Q4_K] = sum_q4_k, [KVS_TYPE_Q5_K] = sum_q5_k,
+    [KVS_TYPE_Q6_K] = sum_q6_k, [KVS_TYPE_IQ1_S] = sum_iq1_s, [KVS_TYPE_IQ1_M] = sum_iq1_m,
+    [KVS_TYPE_IQ2_XXS] = sum_iq2_xxs, [KVS_TYPE_IQ2_XS] = sum_iq2_xs, [KVS_TYPE_IQ2_S] = sum_iq2_s,
+    [KVS_TYPE_IQ3_XXS] = sum_iq3_xxs, [KVS_TYPE_IQ3_S] = sum_iq3_s, [KVS_TYPE_MXFP4] = sum_mxfp4,
+    [KVS_TYPE_NVFP4] = sum_nvfp4, [KVS_TYPE_IQ4_NL] = sum_iq4_nl, [KVS_TYPE_IQ4_XS] = sum_iq4_xs,
 };
 
 static void quantized(const kvs_panel_run *run, const kvs_act_group *tile, uint32_t n_rows, float *sums)

@@ -18,6 +18,12 @@ typedef struct unpacked_group {
     float minimum[2][LANES];
 } unpacked_group;
 
+/* Nibble `index` of a lane, in a plane that keeps two to a byte. */
+static uint32_t load_nibble(const uint8_t *plane, uint64_t index, uint32_t lane)
+{
+    return (uint32_t)plane[index / 2 * LANES + lane] >> (4 * (index % 2)) & 15u;
+}
+
 static uint32_t load_code(const kvs_panel_layout *layout, const uint8_t *panel, uint64_t group, uint32_t e,
                           uint32_t lane)
 {
@@ -34,7 +40,9 @@ static uint32_t load_code(const kvs_panel_layout *layout, const uint8_t *panel, 
     } else {
         code = low[group * KVS_CRUMB_BYTES + quad / 4 * 64 + byte] >> (quad % 4 * 2) & 3u;
     }
-    if (traits->high_bits == 2) {
+    if (traits->has_shared_bit) {
+        code |= (load_nibble(high, group, lane) >> (quad / 2) & 1u) << traits->code_bits;
+    } else if (traits->high_bits == 2) {
         code |= (high[group * KVS_CRUMB_BYTES + quad / 4 * 64 + byte] >> (quad % 4 * 2) & 3u) << traits->code_bits;
     } else if (traits->high_bits == 1) {
         code |= (high[group * KVS_BIT_BYTES + byte] >> quad & 1u) << traits->code_bits;
@@ -49,6 +57,11 @@ static float load_half(const uint8_t *plane, uint64_t index, uint32_t lane)
     return kvs_f16_to_f32(half);
 }
 
+static float odd_over(const kvs_panel_traits *traits, uint32_t nibble)
+{
+    return (float)(2 * nibble + 1) / (float)(1 << traits->scale_shift);
+}
+
 static float load_scale(const kvs_panel_layout *layout, const uint8_t *panel, uint64_t group, uint32_t half,
                         uint32_t lane)
 {
@@ -57,7 +70,8 @@ static float load_scale(const kvs_panel_layout *layout, const uint8_t *panel, ui
     const uint8_t *one = sub + group * LANES + lane;
     const uint8_t *two = sub + (2 * group + half) * LANES + lane;
     const uint64_t super = group / KVS_SUPER_GROUPS;
-    switch (kvs_traits[layout->type].scale) {
+    const kvs_panel_traits *traits = &kvs_traits[layout->type];
+    switch (traits->scale) {
     case KVS_SCALE_GROUP:
         return load_half(scales, group, lane);
     case KVS_SCALE_SUPER_U8:
@@ -66,6 +80,14 @@ static float load_scale(const kvs_panel_layout *layout, const uint8_t *panel, ui
         return load_half(scales, super, lane) * (float)(int8_t)*one;
     case KVS_SCALE_SUPER_S8X2:
         return load_half(scales, super, lane) * (float)(int8_t)*two;
+    case KVS_SCALE_SUPER_ODD4:
+        return load_half(scales, super, lane) * odd_over(traits, load_nibble(sub, group, lane));
+    case KVS_SCALE_SUPER_ODD4X2:
+        return load_half(scales, super, lane) * odd_over(traits, load_nibble(sub, 2 * group + half, lane));
+    case KVS_SCALE_E8M0:
+        return kvs_e8m0_half_to_f32(*one);
+    case KVS_SCALE_UE4M3X2:
+        return kvs_ue4m3_half_to_f32(*two);
     default:
         return load_half(scales, super, lane) * (float)(*two & 15);
     }
@@ -92,11 +114,12 @@ static float load_minimum(const kvs_panel_layout *layout, const uint8_t *panel, 
 static void unpack_group(const kvs_panel_layout *layout, const uint8_t *panel, uint64_t group, unpacked_group *unpacked)
 {
     const kvs_panel_traits *traits = &kvs_traits[layout->type];
-    const int offset = traits->offset_shift != 0 ? 1 << traits->offset_shift : 0;
+    const int offset = kvs_traits_offset(traits);
+    const uint8_t *levels = traits->table != KVS_TABLE_NONE ? kvs_levels[traits->table] : NULL;
     for (uint32_t e = 0; e < KVS_GROUP; e++) {
         for (uint32_t lane = 0; lane < LANES; lane++) {
             uint32_t code = load_code(layout, panel, group, e, lane);
-            int value = traits->is_table ? kvs_iq4_levels[code] : (int)code;
+            int value = levels != NULL ? levels[code] : (int)code;
             unpacked->values[e][lane] = (int16_t)(value - offset);
         }
     }

@@ -87,6 +87,8 @@ static kvs_status run_matmul(const struct call *c)
         desc.part[i] = (kvs_matmul_part){.type = op->weights[i]->type,
                                          .n = op->weights[i]->n,
                                          .panels = weight_data(c, i),
+                                         .scales = op->weights[i]->scales,
+                                         .n_scales = op->weights[i]->n_scales,
                                          .out = has_out ? out_data(c, i) : NULL,
                                          .out_stride = has_out ? op->out[i].cols : 0};
     }
@@ -284,18 +286,6 @@ static kvs_status run_delta(const struct call *c)
     return KVS_OK;
 }
 
-static kvs_status run_scale(const struct call *c)
-{
-    const uint32_t cols = c->op->out[0].cols;
-    const kvs_scale_desc desc = {.x = out_data(c, 0),
-                                 .x_stride = cols,
-                                 .factor = weight_data(c, 0),
-                                 .n = cols,
-                                 .n_rows = kvs_operand_rows(&c->op->out[0], c->step)};
-    kvs_scale(c->cpu->threads, &desc);
-    return KVS_OK;
-}
-
 static kvs_status (*const RUN[])(const struct call *) = {
     [KVS_OP_EMBED] = run_embed,       [KVS_OP_NORM] = run_norm,
     [KVS_OP_MATMUL] = run_matmul,     [KVS_OP_ROPE_TABLE] = run_rope_table,
@@ -303,7 +293,6 @@ static kvs_status (*const RUN[])(const struct call *) = {
     [KVS_OP_KV_WRITE] = run_kv_write, [KVS_OP_GLU] = run_glu,
     [KVS_OP_ADD] = run_add,           [KVS_OP_GATHER] = run_gather,
     [KVS_OP_DELTA] = run_delta,       [KVS_OP_EXPERTS] = run_experts,
-    [KVS_OP_SCALE] = run_scale,
 };
 
 kvs_status kvs_cpu_run_op(const kvs_cpu_compute *cpu, const kvs_bound_op *op, const struct kvs_step *step)

@@ -16,22 +16,28 @@ static bool place_plane(uint64_t *at, uint64_t count, uint64_t bytes, uint64_t *
     return kvs_mul_u64(count, bytes, &plane_bytes) && kvs_add_u64(*at, plane_bytes, at);
 }
 
+/* Bytes of the integers and small floats that scale one group. */
+static uint64_t sub_scale_bytes(const kvs_panel_traits *traits)
+{
+    const uint64_t lanes = kvs_traits_is_halved(traits) ? 2 * KVS_PANEL_ROWS : KVS_PANEL_ROWS;
+    return traits->scale == KVS_SCALE_GROUP ? 0 : kvs_traits_has_nibble_scales(traits) ? lanes / 2 : lanes;
+}
+
 static bool place_planes(const kvs_panel_traits *traits, kvs_panel_layout *layout)
 {
     static const uint64_t code_bytes[] = {[8] = KVS_WIDE_BYTES, [4] = KVS_NIBBLE_BYTES, [2] = KVS_CRUMB_BYTES};
     static const uint64_t high_bytes[] = {[0] = 0, [1] = KVS_BIT_BYTES, [2] = KVS_CRUMB_BYTES};
     const uint64_t n = layout->n_groups;
     const uint64_t n_super = n / KVS_SUPER_GROUPS;
-    const bool is_super = traits->scale != KVS_SCALE_GROUP;
-    const uint64_t n_scales = is_super ? n_super : n;
+    const uint64_t n_scales = kvs_traits_is_super(traits) ? n_super : kvs_traits_is_small_float(traits) ? 0 : n;
     const uint64_t n_minima = traits->minimum == KVS_MINIMUM_NONE ? 0 : n_scales;
-    const uint64_t sub_bytes = kvs_traits_is_halved(traits) ? 2 * KVS_PANEL_ROWS : KVS_PANEL_ROWS;
+    const uint64_t high = traits->has_shared_bit ? KVS_SHARED_BIT_BYTES : high_bytes[traits->high_bits];
     const uint64_t n_sub_minima = traits->minimum == KVS_MINIMUM_SUPER_U8 ? n : 0;
     uint64_t at = 0;
     return place_plane(&at, n, code_bytes[traits->code_bits], &layout->codes) &&
-           place_plane(&at, n, high_bytes[traits->high_bits], &layout->high) &&
+           place_plane(&at, n, high, &layout->high) &&
            place_plane(&at, n_scales, KVS_HALF_LANES_BYTES, &layout->scales) &&
-           place_plane(&at, is_super ? n : 0, sub_bytes, &layout->sub_scales) &&
+           place_plane(&at, n, sub_scale_bytes(traits), &layout->sub_scales) &&
            place_plane(&at, n_minima, KVS_HALF_LANES_BYTES, &layout->minima) &&
            place_plane(&at, n_sub_minima, KVS_PANEL_ROWS, &layout->sub_minima) &&
            kvs_align_up(at, 64, &layout->panel_bytes);
@@ -202,6 +208,16 @@ static void split_iq4_xs(const uint8_t *bytes, kvs_block *block)
     }
 }
 
+/* Four scales of 16 values. Of the two codes for "no number" the one without the top bit is a zero; the other counts as
+ * 480, and the top bit is otherwise ignored. */
+static void split_nvfp4(const uint8_t *bytes, kvs_block *block)
+{
+    for (uint32_t s = 0; s < 4; s++) {
+        block->sub_scales[s] = bytes[s] == 0x7f ? 0 : bytes[s] & 0x7f;
+        split_nibbles(bytes + 4 + 8 * s, 8, block->codes + 16 * s);
+    }
+}
+
 void kvs_block_split(int type, const uint8_t *bytes, kvs_block *block)
 {
     block->scale = load_u16(bytes);
@@ -243,8 +259,18 @@ void kvs_block_split(int type, const uint8_t *bytes, kvs_block *block)
     case KVS_TYPE_Q6_K:
         split_q6_k(bytes, block);
         break;
-    default:
+    case KVS_TYPE_IQ4_XS:
         split_iq4_xs(bytes, block);
+        break;
+    case KVS_TYPE_MXFP4:
+        block->sub_scales[0] = bytes[0];
+        split_nibbles(bytes + 1, 16, block->codes);
+        break;
+    case KVS_TYPE_NVFP4:
+        split_nvfp4(bytes, block);
+        break;
+    default:
+        kvs_block_split_grid(type, bytes, block);
         break;
     }
 }
@@ -280,6 +306,19 @@ static void place_bits(uint8_t *group, uint32_t lane, const uint32_t quads[8], u
     store_quad(group, 0, lane, packed);
 }
 
+/* Nibble `index` of a plane that keeps two to a byte. The panel is zero where nothing is placed yet. */
+static void place_nibble(uint8_t *plane, uint64_t index, uint32_t lane, uint32_t nibble)
+{
+    plane[index / 2 * KVS_PANEL_ROWS + lane] |= (uint8_t)(nibble << (4 * (index % 2)));
+}
+
+/* Bit 2 of the first of every eight codes, which all eight share. */
+static uint32_t shared_bits(const uint8_t *codes)
+{
+    return (uint32_t)(codes[0] >> 2 & 1) | (uint32_t)(codes[8] >> 2 & 1) << 1 | (uint32_t)(codes[16] >> 2 & 1) << 2 |
+           (uint32_t)(codes[24] >> 2 & 1) << 3;
+}
+
 static void place_codes(const kvs_panel_layout *layout, uint8_t *panel, uint32_t lane, uint64_t group,
                         const uint8_t *codes)
 {
@@ -300,7 +339,9 @@ static void place_codes(const kvs_panel_layout *layout, uint8_t *panel, uint32_t
     } else {
         place_crumbs(low + group * KVS_CRUMB_BYTES, lane, quads, 0);
     }
-    if (traits->high_bits == 2) {
+    if (traits->has_shared_bit) {
+        place_nibble(high, group, lane, shared_bits(codes));
+    } else if (traits->high_bits == 2) {
         place_crumbs(high + group * KVS_CRUMB_BYTES, lane, quads, traits->code_bits);
     } else if (traits->high_bits == 1) {
         place_bits(high + group * KVS_BIT_BYTES, lane, quads, traits->code_bits);
@@ -312,23 +353,27 @@ static void place_half(uint8_t *plane, uint64_t index, uint32_t lane, uint16_t h
     memcpy(plane + index * KVS_HALF_LANES_BYTES + 2 * lane, &half, 2);
 }
 
-/* Block `index` of an output row into its lane. */
+/* Block `index` of an output row, of `n_groups` groups, into its lane. */
 static void place_block(const kvs_panel_layout *layout, uint8_t *panel, uint32_t lane, uint64_t index,
-                        const kvs_block *block)
+                        uint32_t n_groups, const kvs_block *block)
 {
     const kvs_panel_traits *traits = &kvs_traits[layout->type];
-    const bool is_super = traits->scale != KVS_SCALE_GROUP;
-    const uint32_t n_groups = is_super ? KVS_SUPER_GROUPS : 1;
     const uint32_t n_sub = kvs_traits_is_halved(traits) ? 2 * n_groups : n_groups;
     for (uint32_t g = 0; g < n_groups; g++) {
         place_codes(layout, panel, lane, index * n_groups + g, block->codes + g * KVS_GROUP);
     }
-    place_half(panel + layout->scales, index, lane, block->scale);
+    if (!kvs_traits_is_small_float(traits)) {
+        place_half(panel + layout->scales, index, lane, block->scale);
+    }
     if (traits->minimum != KVS_MINIMUM_NONE) {
         place_half(panel + layout->minima, index, lane, block->minimum);
     }
-    for (uint32_t s = 0; is_super && s < n_sub; s++) {
-        panel[layout->sub_scales + (index * n_sub + s) * KVS_PANEL_ROWS + lane] = block->sub_scales[s];
+    for (uint32_t s = 0; traits->scale != KVS_SCALE_GROUP && s < n_sub; s++) {
+        if (kvs_traits_has_nibble_scales(traits)) {
+            place_nibble(panel + layout->sub_scales, index * n_sub + s, lane, block->sub_scales[s]);
+        } else {
+            panel[layout->sub_scales + (index * n_sub + s) * KVS_PANEL_ROWS + lane] = block->sub_scales[s];
+        }
     }
     for (uint32_t s = 0; traits->minimum == KVS_MINIMUM_SUPER_U8 && s < n_sub; s++) {
         panel[layout->sub_minima + (index * n_sub + s) * KVS_PANEL_ROWS + lane] = block->sub_minima[s];
@@ -358,7 +403,7 @@ static void pack_panel(const kvs_panel_layout *layout, uint64_t n, const uint8_t
         for (uint64_t b = 0; b < n_blocks; b++) {
             kvs_block block;
             kvs_block_split(layout->type, row + b * block_bytes, &block);
-            place_block(layout, panel, lane, b, &block);
+            place_block(layout, panel, lane, b, block_values / KVS_GROUP, &block);
         }
     }
 }

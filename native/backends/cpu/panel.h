@@ -13,6 +13,8 @@
  *   4 bits  256 B a group: vector h (0..3) has quad h in the low nibbles, quad h+4 in the high ones
  *   2 bits  128 B a group: vector t (0..1) has quad 4t+i in bits 2i
  *   1 bit    64 B a group: quad q in bit q
+ *   shared    8 B a group: a nibble a lane, bit i for the codes 8i..8i+7; an even group has the low nibbles of 16 B, the
+ *            next group the high ones
  *   scales  one float16 a lane per group (32), or per super-block (256) beside one 8-bit integer a lane per group or
  *           half group; then the same for minima
  *
@@ -29,6 +31,18 @@
  *   Q6_K         4 2     32      f16/256 x s8/16
  *   IQ4_NL       4       table   f16/32
  *   IQ4_XS       4       table   f16/256 x s8/32
+ *   IQ1_S          2 s   table   f16/256 x odd(nibble/32) / 8
+ *   IQ1_M          2 s   table   f16/256 x odd(nibble/16) / 8
+ *   IQ2_XXS        2 1   table   f16/256 x odd(nibble/32) / 8
+ *   IQ2_XS, _S     2 1   table   f16/256 x odd(nibble/16) / 8
+ *   IQ3_XXS      4       table   f16/256 x odd(nibble/32) / 4
+ *   IQ3_S        4       table   f16/256 x odd(nibble/32)
+ *   MXFP4        4       table   2^(u8/32 - 128)
+ *   NVFP4        4       table   ue4m3/16 / 2
+ *
+ * odd(n) is 2n + 1. IQ1, IQ2 and IQ3 files name entries of codebooks, 8 or 4 values at once; panels hold each value as
+ * its place in the short list of levels that the codebook draws from, with its sign. That makes them larger than the
+ * file, by up to a half, and spares a look-up in memory for every 4 values, which would bind a pass before the bytes do.
  *
  * F32, F16 and BF16 panels are [k][16 lanes] of the type itself.
  */

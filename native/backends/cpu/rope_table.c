@@ -7,6 +7,7 @@
 #include "backends/cpu/elementwise.h"
 
 #include <math.h>
+#include <string.h>
 
 #define TWO_OVER_PI 0.63661977236758134308
 #define HALF_PI_HIGH 1.57079632679489655800
@@ -42,11 +43,16 @@ static double series_cos(double r)
 
 static void cos_sin(double angle, double *cosine, double *sine)
 {
-    const double n = (angle * TWO_OVER_PI + SHIFT) - SHIFT;
+    const double shifted = angle * TWO_OVER_PI + SHIFT;
+    const double n = shifted - SHIFT;
     const double r = fma(-n, HALF_PI_LOW, fma(-n, HALF_PI_HIGH, angle));
     const double c = series_cos(r);
     const double s = series_sin(r);
-    switch ((uint64_t)(int64_t)n & 3u) {
+    /* The quadrant stands in the lowest bits of what was rounded. A conversion would not do: divisors come from files, and
+     * one of zero makes an angle that no integer can hold. */
+    uint64_t bits;
+    memcpy(&bits, &shifted, sizeof bits);
+    switch (bits & 3u) {
     case 0:
         *cosine = c;
         *sine = s;

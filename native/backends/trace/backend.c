@@ -216,11 +216,6 @@ static kvs_status copy_submit_many(void *self, const kvs_copy *copies, uint32_t 
     return status;
 }
 
-static kvs_status copy_submit(void *self, const kvs_copy *copy)
-{
-    return copy_submit_many(self, copy, 1);
-}
-
 static kvs_status wait_counter(void *self, const _Atomic uint64_t *counter, uint64_t value, const _Atomic int *failed)
 {
     lock(self);
@@ -251,12 +246,15 @@ static kvs_status copy_drain(void *self)
     return status;
 }
 
-/* Only deferred devices are asked, and this is none. */
 static uint32_t copy_run(void *self, uint32_t limit)
 {
-    (void)self;
-    (void)limit;
-    return 0;
+    uint32_t n_run = 0;
+    lock(self);
+    while (n_run < limit && kvs_trace_run_one(self)) {
+        n_run++;
+    }
+    unlock(self);
+    return n_run;
 }
 
 static void copy_cancel(void *self, const _Atomic uint64_t *done)
@@ -320,6 +318,9 @@ static kvs_status op_scratch_bytes(void *self, const kvs_bound_op *op, uint32_t 
 static kvs_status run_op(void *self, const kvs_bound_op *op, const struct kvs_step *step)
 {
     lock(self);
+    if (op->code == KVS_OP_KV_WRITE) {
+        kvs_trace_offer_copies(self);
+    }
     const kvs_status status = kvs_trace_run_op(self, op, step);
     unlock(self);
     return status;
@@ -343,6 +344,9 @@ static void attend_part(kvs_trace *trace, const kvs_bound_op *op, const struct k
                         uint64_t page_begin, uint64_t page_end)
 {
     lock(trace);
+    if (part == KVS_PART_WAVE) {
+        kvs_trace_offer_copies(trace);
+    }
     kvs_trace_attend(trace, op, step, part, page_begin, page_end);
     unlock(trace);
 }
@@ -369,6 +373,7 @@ static kvs_status attend_plan(void *self, const kvs_attend_desc *desc, const kvs
     (void)desc;
     (void)n_query_rows;
     lock(self);
+    kvs_trace_offer_copies(self);
     const kvs_status status = kvs_trace_attend_plan(self, layer, pages, active_tokens);
     unlock(self);
     return status;
@@ -414,7 +419,6 @@ static const kvs_backend TABLE = {
     .device_write = device_write,
     .host_alloc = host_alloc,
     .host_free = host_free,
-    .copy_submit = copy_submit,
     .copy_submit_many = copy_submit_many,
     .wait_counter = wait_counter,
     .counter_seen = counter_seen,
@@ -444,15 +448,13 @@ kvs_trace *kvs_trace_of(kvs_device *device)
 
 kvs_status kvs_trace_backend_create(kvs_device *device, const kvs_device_desc *desc, const kvs_backend **table, void **self)
 {
-    if ((desc->flags & KVS_DEVICE_DEFERRED) != 0) {
-        return kvs_fail(device, KVS_EUNSUPPORTED, "a trace device has its own order of copies: it cannot be deferred");
-    }
     kvs_trace *trace = calloc(1, sizeof *trace);
     if (trace == NULL || !kvs_mutex_init(&trace->lock)) {
         free(trace);
         return kvs_fail(device, KVS_ENOMEM, "no memory for a trace backend");
     }
     trace->device = device;
+    trace->is_deferred = (desc->flags & KVS_DEVICE_DEFERRED) != 0;
     trace->costs.struct_size = sizeof trace->costs;
     kvs_trace_reset_measures(trace);
     *table = &TABLE;

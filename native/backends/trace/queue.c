@@ -110,7 +110,8 @@ kvs_status kvs_trace_submit(kvs_trace *trace, const kvs_copy *copies, uint32_t n
     }
     for (uint32_t i = 0; i < n_copies; i++) {
         kvs_queued entry = {
-            .copy = copies[i], .after = trace->clock, .ready_ns = trace->now_ns, .is_open = is_open(&copies[i])};
+            .copy = copies[i], .after = trace->clock, .ready_ns = trace->now_ns,
+            .number = ++trace->n_submitted, .is_open = is_open(&copies[i])};
         note_ring(trace, &entry);
         plant(trace, &entry);
         kvs_trace_queue *queue = &trace->queues[stream_of(trace, &copies[i])];
@@ -118,6 +119,7 @@ kvs_status kvs_trace_submit(kvs_trace *trace, const kvs_copy *copies, uint32_t n
         *queue_at(queue, queue->count - 1) = entry;
     }
     kvs_trace_run_until(trace, trace->now_ns);
+    kvs_trace_offer_copies(trace);
     return KVS_OK;
 }
 
@@ -137,6 +139,7 @@ void kvs_trace_open_gates(kvs_trace *trace)
         }
     }
     kvs_trace_run_until(trace, trace->now_ns);
+    kvs_trace_offer_copies(trace);
     kvs_trace_run_late_wave(trace);
 }
 
@@ -254,8 +257,8 @@ static void end_copy(kvs_trace *trace, kvs_trace_engine *engine)
         kvs_trace_add_ended(trace, &(kvs_ended){copy->done_value, engine->free_ns, engine->clock, copy->done, engine->stream});
     }
     /* Readers of a ring look at its counter and say so. Others only wait: their counters rise when they do, so that no one
-     * can rely on one that he has not asked for. */
-    if (copy->gate != NULL) {
+     * can rely on one that he has not asked for. In a stated schedule they rise at once, as they would on the CPU. */
+    if (copy->gate != NULL || trace->is_deferred) {
         kvs_trace_raise_counter(copy->done, copy->done_value);
     }
 }
@@ -301,8 +304,31 @@ static uint64_t run_next(kvs_trace *trace, uint64_t limit_ns)
 
 void kvs_trace_run_until(kvs_trace *trace, uint64_t ns)
 {
-    while (run_next(trace, ns) != KVS_NEVER) {
+    while (!trace->is_deferred && run_next(trace, ns) != KVS_NEVER) {
     }
+}
+
+bool kvs_trace_first_copy(const kvs_trace *trace, uint32_t stream, uint64_t *number)
+{
+    const kvs_trace_queue *queue = &trace->queues[stream];
+    if (queue->count == 0 || !queue_at(queue, 0)->is_open) {
+        return false;
+    }
+    *number = queue_at(queue, 0)->number;
+    return true;
+}
+
+void kvs_trace_carry_out(kvs_trace *trace, uint32_t stream)
+{
+    kvs_trace_engine *engine = engine_of(trace, stream);
+    begin_copy(trace, stream, max_u64(trace->now_ns, engine->free_ns));
+    end_copy(trace, engine);
+}
+
+/* What a wait does while it has to: false when no copy can go. */
+static bool make_progress(kvs_trace *trace)
+{
+    return trace->is_deferred ? kvs_trace_run_one(trace) : run_next(trace, KVS_NEVER - 1) != KVS_NEVER;
 }
 
 /* ---- waiting ---- */
@@ -387,7 +413,7 @@ kvs_status kvs_trace_wait(kvs_trace *trace, const _Atomic uint64_t *counter, uin
         return KVS_OK;
     }
     while (!kvs_trace_is_reached(trace, counter, value) && verdict(failed) == KVS_OK) {
-        if (run_next(trace, KVS_NEVER - 1) == KVS_NEVER) {
+        if (!make_progress(trace)) {
             say_stuck(trace, counter, value);
             return kvs_fail(trace->device, is_empty(trace) ? KVS_EIO : KVS_EBUSY,
                             "a wait for %llu stands at %llu: no copy that can run gets there", (kvs_ull)value,
@@ -396,6 +422,9 @@ kvs_status kvs_trace_wait(kvs_trace *trace, const _Atomic uint64_t *counter, uin
     }
     const kvs_ended newest = kvs_trace_join_ended(trace, counter, value);
     kvs_trace_advance(trace, max_u64(trace->now_ns, newest.end_ns), KVS_CAUSE_WAIT, WAIT_FIELDS[newest.stream]);
+    if (trace->is_deferred) {
+        kvs_trace_run_ahead(trace);
+    }
     return verdict(failed);
 }
 
@@ -440,7 +469,7 @@ void kvs_trace_cancel(kvs_trace *trace, const _Atomic uint64_t *done)
 
 kvs_status kvs_trace_drain(kvs_trace *trace)
 {
-    while (run_next(trace, KVS_NEVER - 1) != KVS_NEVER) {
+    while (make_progress(trace)) {
     }
     const uint64_t end_ns = max_u64(trace->in.free_ns, trace->out.free_ns);
     kvs_trace_advance(trace, max_u64(trace->now_ns, end_ns), KVS_CAUSE_WAIT, WAIT_FIELDS[KVS_TRACE_OUT]);

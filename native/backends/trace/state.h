@@ -4,6 +4,7 @@
  *     compute.c    operations and waves of attention
  *     counter.c    what copies have raised, and who has seen it
  *     queue.c      copies in virtual time, gates, waits
+ *     deferred.c   copies in a stated order
  *     access.c     who touched which bytes last, and was it in order
  *     sentence.c   a hazard in words
  *     measure.c    where the time goes
@@ -110,6 +111,7 @@ typedef struct kvs_queued {
     kvs_copy copy;
     kvs_vclock after; /* submission, and the gate when it opens */
     uint64_t ready_ns;
+    uint64_t number; /* in the order of submission, of all queues */
     uint32_t first_slot;
     uint32_t n_slots;
     bool is_open;
@@ -152,11 +154,13 @@ typedef enum kvs_trace_cause { KVS_CAUSE_WORK, KVS_CAUSE_WAIT, KVS_CAUSE_HOST } 
 typedef struct kvs_trace {
     kvs_device *device;
     kvs_mutex lock; /* memory may be allocated from any thread */
+    bool is_deferred; /* copies are chosen, not timed */
     kvs_trace_costs costs;
     uint64_t drawn;
     uint64_t now_ns;  /* of the compute stream */
     kvs_vclock clock; /* of the compute stream */
     kvs_trace_queue queues[KVS_TRACE_STREAMS]; /* that of compute stays empty */
+    uint64_t n_submitted;
     kvs_trace_engine in;
     kvs_trace_engine out;
     kvs_trace_counter *counters;
@@ -258,6 +262,18 @@ kvs_status kvs_trace_drain(kvs_trace *trace);
 /* Begin and end every copy that does so up to a time. */
 void kvs_trace_run_until(kvs_trace *trace, uint64_t ns);
 void kvs_trace_free_queues(kvs_trace *trace);
+/* Whether the first copy of a stream may go, and which it is in the order of submission. */
+bool kvs_trace_first_copy(const kvs_trace *trace, uint32_t stream, uint64_t *number);
+/* Begin and end the first copy of a stream, which may go. */
+void kvs_trace_carry_out(kvs_trace *trace, uint32_t stream);
+
+/* deferred.c */
+/* One copy; false when none may go. */
+bool kvs_trace_run_one(kvs_trace *trace);
+/* Those that are chosen before the compute stream goes on. */
+void kvs_trace_run_ahead(kvs_trace *trace);
+/* The same where nobody waits: only a stated schedule runs copies there. */
+void kvs_trace_offer_copies(kvs_trace *trace);
 
 /* measure.c */
 /* The compute stream moves on: what runs beside it is counted with it. `field` is a member of kvs_trace_report. */

@@ -1,0 +1,33 @@
+/* tape_side.h: one of two devices that record and run the same tape: vector code here, reference code there. */
+#ifndef KVS_FUZZ_TAPE_SIDE_H
+#define KVS_FUZZ_TAPE_SIDE_H
+
+#include "script.h"
+
+#include "kvstream/tape.h"
+
+enum { N_LAYERS = 2, N_WEIGHTS = 9, FIRST_VECTOR = 6, MAX_TENSORS = 12, MAX_ROWS = 5, CTX = 600, N_VOCAB = 8, WIDEST = 64 };
+
+typedef struct side {
+    kvs_device *device;
+    kvs_cache *cache;
+    kvs_seq *seq;
+    kvs_pager *pager;
+    kvs_lease *pool;
+    kvs_weight *weights[N_WEIGHTS];
+    kvs_tape *tape;
+    kvs_arena *arena; /* of the workspace, exactly as large as the tape wants it */
+    kvs_lease *workspace;
+    kvs_binding *binding;
+    fault fault;
+    float *outputs[MAX_TENSORS]; /* each as large as the pass makes it, so that a write beyond is seen */
+} side;
+
+void side_open(side *side, uint32_t flags, uint32_t max_out_rows);
+void side_close(side *side, uint32_t order);
+
+/* Bind the tape to a workspace of its own. `n_missing` bytes are lacking. errors: kvs_tape_bind's */
+kvs_status side_bind(side *side, uint64_t n_missing);
+void side_unbind(side *side);
+
+#endif

@@ -1,0 +1,154 @@
+/* Pagers and the order of things: nothing is read, moved or counted before what it needs has happened. */
+#include "pager_scene.h"
+
+static uint32_t run_all_copies(const bench *b)
+{
+    uint32_t ran = 0;
+    CHECK_OK(kvs_device_run_copies(b->device, UINT32_MAX, &ran));
+    return ran;
+}
+
+/* Neither rows on their way out nor pages asked for ahead of time: their slots and history belong to others now. */
+static void test_a_truncation_leaves_no_copy_under_way(void)
+{
+    bench b;
+    open_bench(&b, KVS_DEVICE_DEFERRED);
+    const kvs_placement placement = placement_of(shares, 5, P);
+    CHECK_OK(kvs_pager_place(b.pager, &placement));
+    for (int i = 0; i < 5; i++) {
+        take_pass(&b, b.seq, P, P);
+    }
+    take_pass(&b, b.seq, 10, 10);
+    CHECK_OK(kvs_pager_truncate(b.pager, b.seq, 2 * P));
+    CHECK_U64(run_all_copies(&b), 0);
+    take_pass(&b, b.seq, 10, 10);
+    check_history(&b, b.seq);
+    close_bench(&b);
+}
+
+/* Whoever gets the pool next may write to it at once. */
+static void test_a_pool_is_given_back_with_no_copy_under_way(void)
+{
+    bench b;
+    open_bench(&b, KVS_DEVICE_DEFERRED);
+    take_pass(&b, b.seq, 10, 10);
+    CHECK_OK(kvs_pager_detach(b.pager));
+    CHECK_U64(run_all_copies(&b), 0);
+    check_history(&b, b.seq);
+    close_bench(&b);
+}
+
+/* The slots of pages that nobody read may change hands after the pass, and a copy that failed must be heard of. */
+static void test_a_pass_does_not_end_before_its_pages_have_come(void)
+{
+    bench b;
+    open_bench(&b, KVS_DEVICE_DEFERRED);
+    take_pass(&b, b.seq, P, P);
+    CHECK_OK(kvs_pager_forget(b.pager));
+    fault f = {.count = 1};
+    CHECK_OK(kvs_device_set_hook(b.device, fail_copies, &f));
+    CHECK_OK(kvs_pager_begin(b.pager, b.seq, 1));
+    CHECK_STATUS(kvs_pager_end(b.pager, 1), KVS_EIO);
+    CHECK_OK(kvs_device_set_hook(b.device, NULL, NULL));
+    CHECK_U64(tokens_of(b.seq), P);
+    take_pass(&b, b.seq, 1, 1);
+    check_history(&b, b.seq);
+    close_bench(&b);
+}
+
+/* A pass across a page boundary keeps a page less of the prefix than the pass that looked ahead for it. */
+static void test_a_wider_pass_asks_for_its_own_pages(uint32_t flags)
+{
+    bench b;
+    open_bench(&b, flags);
+    for (int i = 0; i < 4; i++) {
+        take_pass(&b, b.seq, P, P);
+    }
+    take_pass(&b, b.seq, 200, 200);
+    take_pass(&b, b.seq, 1, 1);
+    take_pass(&b, b.seq, 100, 100);
+    check_history(&b, b.seq);
+    close_bench(&b);
+}
+
+static void test_a_pass_over_two_pages_reaches_history_whole(uint32_t flags)
+{
+    bench b;
+    open_bench(&b, flags);
+    take_pass(&b, b.seq, 200, 200);
+    take_pass(&b, b.seq, P, P);
+    check_history(&b, b.seq);
+    close_bench(&b);
+}
+
+/* A page that was written anew has another id: what a slot holds under the old one is not it. */
+static void test_a_page_loaded_behind_the_pager_is_brought_anew(uint32_t flags)
+{
+    static uint8_t records[N_LAYERS][P * 256];
+    bench b;
+    open_bench(&b, flags);
+    take_pass(&b, b.seq, P, P);
+    take_pass(&b, b.seq, 10, 10);
+    CHECK_OK(kvs_pager_publish_wait(b.pager));
+    for (uint32_t layer = 0; layer < N_LAYERS; layer++) {
+        CHECK_OK(kvs_seq_read_page_wait(b.seq, layer, 0, records[layer]));
+    }
+    for (uint32_t layer = 0; layer < N_LAYERS; layer++) {
+        CHECK_OK(kvs_seq_write_page_wait(b.seq, layer, 0, records[layer], P));
+    }
+    const uint64_t loaded = info_of(&b).loaded_pages;
+    take_pass(&b, b.seq, 1, 1);
+    CHECK(info_of(&b).loaded_pages >= loaded + N_LAYERS);
+    check_history(&b, b.seq);
+    close_bench(&b);
+}
+
+/* The parent goes on in a page of its own; the slot holds what is now the fork's. */
+static void test_a_page_that_an_append_replaced_stays_with_the_fork(uint32_t flags)
+{
+    bench b;
+    kvs_seq *child = NULL;
+    open_bench(&b, flags);
+    take_pass(&b, b.seq, 100, 100);
+    CHECK_OK(kvs_pager_publish_wait(b.pager));
+    CHECK_OK(kvs_seq_fork(b.seq, &child));
+    take_pass(&b, b.seq, 30, 30);
+    take_pass(&b, child, 1, 1);
+    check_history(&b, b.seq);
+    check_history(&b, child);
+    kvs_seq_release(child);
+    close_bench(&b);
+}
+
+/* Rows that were committed past the pager were never written anywhere. */
+static void test_a_page_that_history_does_not_have_is_not_streamed(void)
+{
+    bench b;
+    open_bench(&b, 0);
+    take_pass(&b, b.seq, P, P);
+    take_pass(&b, b.seq, P, P);
+    CHECK_OK(kvs_pager_publish_wait(b.pager));
+    CHECK_OK(kvs_seq_append(b.seq, 2 * P));
+    CHECK_OK(kvs_seq_commit(b.seq, 2 * P));
+    CHECK_STATUS(kvs_pager_begin(b.pager, b.seq, 1), KVS_EINVAL);
+    CHECK_OK(kvs_pager_truncate(b.pager, b.seq, 2 * P));
+    take_pass(&b, b.seq, 1, 1);
+    check_history(&b, b.seq);
+    close_bench(&b);
+}
+
+int main(void)
+{
+    const uint32_t modes[] = {0, KVS_DEVICE_DEFERRED};
+    for (int i = 0; i < 2; i++) {
+        test_a_wider_pass_asks_for_its_own_pages(modes[i]);
+        test_a_pass_over_two_pages_reaches_history_whole(modes[i]);
+        test_a_page_loaded_behind_the_pager_is_brought_anew(modes[i]);
+        test_a_page_that_an_append_replaced_stays_with_the_fork(modes[i]);
+    }
+    test_a_truncation_leaves_no_copy_under_way();
+    test_a_pool_is_given_back_with_no_copy_under_way();
+    test_a_pass_does_not_end_before_its_pages_have_come();
+    test_a_page_that_history_does_not_have_is_not_streamed();
+    return check_finish();
+}
