@@ -96,7 +96,7 @@ static kvs_status check_desc(kvs_device *device, const kvs_bank_desc *desc)
 kvs_status kvs_bank_slot_bytes(kvs_device *device, const kvs_bank_desc *desc, uint64_t *bytes)
 {
     if (device == NULL || bytes == NULL) {
-        return KVS_EINVAL;
+        return kvs_fail(device, KVS_EINVAL, "bytes of a snapshot: no device, or no place for the number");
     }
     uint64_t slot_bytes, largest;
     kvs_status status = check_desc(device, desc);
@@ -138,7 +138,7 @@ static kvs_status fill(kvs_bank *bank, const kvs_bank_desc *desc)
 kvs_status kvs_bank_create(kvs_device *device, const kvs_bank_desc *desc, kvs_bank **bank)
 {
     if (device == NULL || bank == NULL) {
-        return KVS_EINVAL;
+        return kvs_fail(device, KVS_EINVAL, "bank: no device, or no place for the handle");
     }
     kvs_status status = check_desc(device, desc);
     if (status != KVS_OK) {
@@ -178,7 +178,7 @@ void kvs_bank_release(kvs_bank *bank)
 kvs_status kvs_bank_get_info(kvs_bank *bank, kvs_bank_info *info)
 {
     if (bank == NULL || !KVS_STRUCT_OK(info)) {
-        return KVS_EINVAL;
+        return kvs_fail(bank == NULL ? NULL : bank->device, KVS_EINVAL, "bank: no place for what is asked");
     }
     uint32_t n_valid = 0;
     for (uint32_t i = 0; i < bank->n_slots; i++) {
@@ -205,7 +205,7 @@ static kvs_status check_slot(kvs_bank *bank, uint32_t slot)
 kvs_status kvs_bank_get_snapshot(kvs_bank *bank, uint32_t slot, kvs_snapshot_info *info)
 {
     if (bank == NULL || !KVS_STRUCT_OK(info)) {
-        return KVS_EINVAL;
+        return kvs_fail(bank == NULL ? NULL : bank->device, KVS_EINVAL, "bank: no place for what is asked");
     }
     const kvs_status status = check_slot(bank, slot);
     if (status == KVS_OK) {
@@ -320,7 +320,8 @@ static kvs_status capture_layers(kvs_bank *bank, uint32_t slot, kvs_state *state
 kvs_status kvs_bank_capture_wait(kvs_bank *bank, uint32_t slot, kvs_state *state)
 {
     if (bank == NULL || state == NULL) {
-        return KVS_EINVAL;
+        return kvs_fail(bank != NULL ? bank->device : state != NULL ? state->device : NULL, KVS_EINVAL,
+                        "no bank, or no state");
     }
     kvs_status status = check_slot(bank, slot);
     if (status == KVS_OK) {
@@ -432,7 +433,8 @@ static kvs_status restore_layers(kvs_bank *bank, uint32_t slot, kvs_state *state
 kvs_status kvs_bank_restore_wait(kvs_bank *bank, uint32_t slot, uint64_t capture, uint64_t seq_id, kvs_state *state)
 {
     if (bank == NULL || state == NULL) {
-        return KVS_EINVAL;
+        return kvs_fail(bank != NULL ? bank->device : state != NULL ? state->device : NULL, KVS_EINVAL,
+                        "no bank, or no state");
     }
     kvs_status status = check_slot(bank, slot);
     if (status == KVS_OK) {

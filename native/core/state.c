@@ -93,7 +93,7 @@ static kvs_status measure(kvs_device *device, const kvs_state_desc *desc, uint64
 kvs_status kvs_state_bytes(kvs_device *device, const kvs_state_desc *desc, uint64_t *bytes)
 {
     if (device == NULL || bytes == NULL) {
-        return KVS_EINVAL;
+        return kvs_fail(device, KVS_EINVAL, "bytes of a state: no device, or no place for the number");
     }
     uint64_t scratch, n_bytes;
     const kvs_status status = measure(device, desc, &scratch, &n_bytes);
@@ -161,7 +161,7 @@ static kvs_status fill(kvs_state *state, const kvs_state_desc *desc)
 kvs_status kvs_state_create(kvs_device *device, const kvs_state_desc *desc, kvs_state **state)
 {
     if (device == NULL || state == NULL) {
-        return KVS_EINVAL;
+        return kvs_fail(device, KVS_EINVAL, "state: no device, or no place for the handle");
     }
     uint64_t scratch, n_bytes;
     kvs_status status = measure(device, desc, &scratch, &n_bytes);
@@ -227,7 +227,8 @@ static kvs_status check_owner(kvs_state *state, const kvs_seq *seq)
 kvs_status kvs_state_attach(kvs_state *state, kvs_seq *seq)
 {
     if (state == NULL || seq == NULL) {
-        return KVS_EINVAL;
+        return kvs_fail(state != NULL ? state->device : seq != NULL ? kvs_seq_device(seq) : NULL, KVS_EINVAL,
+                        "no state, or no sequence");
     }
     const kvs_status status = kvs_state_check_idle(state);
     if (status != KVS_OK) {
@@ -366,7 +367,8 @@ static kvs_status check_accept(kvs_state *state, const kvs_seq *seq, uint32_t n_
 kvs_status kvs_state_accept(kvs_state *state, kvs_seq *seq, uint32_t n_rows)
 {
     if (state == NULL || seq == NULL) {
-        return KVS_EINVAL;
+        return kvs_fail(state != NULL ? state->device : seq != NULL ? kvs_seq_device(seq) : NULL, KVS_EINVAL,
+                        "no state, or no sequence");
     }
     if (state->n_open == 0) {
         return n_rows == 0 ? KVS_OK
@@ -393,7 +395,8 @@ kvs_status kvs_state_accept(kvs_state *state, kvs_seq *seq, uint32_t n_rows)
 kvs_status kvs_state_truncate(kvs_state *state, kvs_seq *seq, uint64_t n_tokens)
 {
     if (state == NULL || seq == NULL) {
-        return KVS_EINVAL;
+        return kvs_fail(state != NULL ? state->device : seq != NULL ? kvs_seq_device(seq) : NULL, KVS_EINVAL,
+                        "no state, or no sequence");
     }
     kvs_status status = kvs_state_check_idle(state);
     if (status == KVS_OK) {

@@ -113,7 +113,7 @@ static kvs_status move_parts(kvs_state *state, uint32_t side_flip, uint32_t n_pe
 kvs_status kvs_state_copy(kvs_state *from, kvs_state *to)
 {
     if (from == NULL || to == NULL || from == to) {
-        return KVS_EINVAL;
+        return kvs_fail(from != NULL ? from->device : to != NULL ? to->device : NULL, KVS_EINVAL, "copy of a state: two are needed");
     }
     if (from->device != to->device || from->n_layers != to->n_layers || from->log_rows != to->log_rows) {
         return kvs_fail(to->device, KVS_EINVAL, "a state of %u layers and %u log rows cannot be copied to %u and %u",
@@ -165,7 +165,7 @@ static uint64_t image_bytes(const kvs_state *state, uint32_t n_pending)
 kvs_status kvs_state_get_info(kvs_state *state, kvs_state_info *info)
 {
     if (state == NULL || !KVS_STRUCT_OK(info)) {
-        return KVS_EINVAL;
+        return kvs_fail(state == NULL ? NULL : state->device, KVS_EINVAL, "state: no place for what is asked");
     }
     *info = (kvs_state_info){.struct_size = info->struct_size,
                              .n_layers = state->n_layers,
@@ -184,7 +184,7 @@ kvs_status kvs_state_get_info(kvs_state *state, kvs_state_info *info)
 kvs_status kvs_state_save(kvs_state *state, void *bytes, uint64_t n_bytes)
 {
     if (state == NULL || bytes == NULL) {
-        return KVS_EINVAL;
+        return kvs_fail(state == NULL ? NULL : state->device, KVS_EINVAL, "image of a state: no state, or no bytes");
     }
     kvs_status status = kvs_state_check_idle(state);
     const uint64_t needed = image_bytes(state, state->n_pending);
@@ -254,7 +254,7 @@ static kvs_status check_image(kvs_state *state, const uint8_t *bytes, uint64_t n
 kvs_status kvs_state_load(kvs_state *state, const void *bytes, uint64_t n_bytes)
 {
     if (state == NULL || bytes == NULL) {
-        return KVS_EINVAL;
+        return kvs_fail(state == NULL ? NULL : state->device, KVS_EINVAL, "image of a state: no state, or no bytes");
     }
     image_header header;
     kvs_status status = kvs_state_check_idle(state);

@@ -58,15 +58,6 @@ def delta_layers(graph: Graph, weights: WeightSource) -> tuple[DeltaLayer, ...]:
     )
 
 
-def _output_storage(graph: Graph) -> set[int]:
-    """Values that lie in the caller's memory: outputs, and what operations on the way replaced by them."""
-    found = {value.index for value in graph.outputs}
-    for node in reversed(graph.nodes):
-        if node.updates and node.outputs[0].index in found:
-            found.add(node.inputs[-1].index)
-    return found
-
-
 class _Lowering:
     def __init__(self, graph: Graph, weights: WeightSource, tape: Tape, delta_mode: DeltaMode) -> None:
         self._graph = graph
@@ -76,7 +67,7 @@ class _Lowering:
         self._tensors: dict[int, int] = {}
         self._weight_ids: dict[tuple[str, bool], int] = {}
         self._ended: set[int] = set()
-        self._outputs = _output_storage(graph)
+        self._outputs = {value.index for value in graph.outputs}
 
     def run(self) -> None:
         for layer in self._graph.layers:
@@ -109,6 +100,8 @@ class _Lowering:
     def _write(self, node: Node) -> tuple[int, ...]:
         if node.updates:
             source, target = node.inputs[-1], node.outputs[0]
+            if target.index in self._outputs:
+                raise InvalidArgument("an output must be written by an operation of its own")
             self._tensors[target.index] = self._read(source)
             self._ended.add(source.index)
         else:

@@ -11,7 +11,8 @@ from pykvstream.core.device import Device
 from pykvstream.errors import FormatError, Unsupported
 from pykvstream.gguf import GgufFile
 from pykvstream.models.config import ModelConfig
-from pykvstream.models.weights import FileWeights, check_tensors
+from pykvstream.models.tensors import check_tensors
+from pykvstream.models.weights import FileWeights
 from tests.models import write_random_model
 
 
