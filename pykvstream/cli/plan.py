@@ -42,11 +42,12 @@ _NARROWEST = 40
 @dataclass(frozen=True, slots=True)
 class Needs:
     """Bytes beside the arena: weights on the device, and what the host must have for weights, arena and full
-    history.
+    history. ``n_threads`` compute threads have scratch of their own each, which lies inside the arena.
     """
 
     weight_bytes: int
     host_bytes: int
+    n_threads: int
 
 
 def run(options: PlanOptions) -> int:
@@ -82,7 +83,7 @@ def make_plan(options: ModelOptions) -> tuple[ArenaPlan, Needs]:
                 arena_bytes = arena_bytes_of(options.arena_mib)
             plan = blueprint.plan(arena_bytes)
             host_bytes = plan.shape.history_bytes(ctx_tokens) + arena_bytes + blueprint.weights.device_bytes
-            return plan, Needs(blueprint.weights.device_bytes, host_bytes)
+            return plan, Needs(blueprint.weights.device_bytes, host_bytes, device.info.n_threads)
         finally:
             blueprint.close()
 
@@ -103,6 +104,7 @@ def as_json(
         "cache_type_k": options.cache_type_k,
         "cache_type_v": options.cache_type_v,
         "ubatch_size": options.ubatch_size,
+        "threads": needs.n_threads,
         "page_tokens": PAGE_TOKENS,
         "page_bytes": plan.shape.slot_bytes,
         "n_layers": plan.shape.n_layers,
@@ -160,6 +162,8 @@ def _print(options: ModelOptions, plan: ArenaPlan, needs: Needs, memory: HostMem
     out.print(f"{printable(options.model)}: {plan.shape.n_layers} layers, {types}, ubatch {options.ubatch_size}")
     out.print(plan_report(plan, contexts, min(max(out.width - 2, _NARROWEST), _WIDEST)))
     smallest, recommended = flag_mib(plan.smallest_bytes), flag_mib(plan.recommended_bytes)
+    threads = f"{needs.n_threads} compute thread{'s' if needs.n_threads > 1 else ''}"
+    out.print(f"                   with {threads}: each has scratch of its own there, more threads need a larger arena")
     out.print(f"as flags           --arena-mib {smallest}  |  --arena-mib {recommended}")
     out.print(_host_text(needs, memory))
 

@@ -118,7 +118,7 @@ class Blueprint:
         declared: bool = False,
     ) -> None:
         require_int("ubatch_size", options.ubatch_size)
-        if min(options.ubatch_size, options.ctx_tokens) > MAX_UBATCH:
+        if options.ubatch_size > MAX_UBATCH:
             raise InvalidArgument(f"ubatch_size {options.ubatch_size} is more than the {MAX_UBATCH} rows of a pass")
         check_tensors(file, config)
         self.file = file
