@@ -13,13 +13,15 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
-from pykvstream.cli.options import ChatOptions
+from pykvstream.cli.options import ChatOptions, require_utf8
 from pykvstream.cli.render import ShownAnswer, console, is_shown, note, prefilling, stats_table, summary
 from pykvstream.cli.session import interruptible, open_model, params_for, read_prompt, read_template
 from pykvstream.engine import Model, Piece, Session
 from pykvstream.errors import ContextFull, KvStreamError
+from pykvstream.runtime.session import SessionStats
 from pykvstream.sampling import SamplingParams
 from pykvstream.text.chat import ChatTemplate
 from pykvstream.text.prompt import ChatSetting
@@ -61,6 +63,7 @@ class Conversation:
     def say(self, message: str) -> None:
         """Send a message and print the answer as it comes."""
         try:
+            require_utf8("the message", message)
             self._answer(message)
         except ContextFull as error:
             note(f"{error}; /clear begins anew")
@@ -68,7 +71,7 @@ class Conversation:
             note(f"error: {error}")
 
     def _answer(self, message: str) -> None:
-        streamed_before = self.session.stats.streamed_bytes
+        before = self.session.stats
         shown = ShownAnswer()
         n_tokens = 0
         try:
@@ -82,7 +85,7 @@ class Conversation:
                 stopped = "" if self.session.stop_reason in ("eos", "stop") else self.session.stop_reason or "failed"
                 said = Turn("assistant", answer.content, stopped, answer.reasoning)
                 self.turns += [Turn("user", message), said]
-        self._close_turn(n_tokens, self.session.stats.streamed_bytes - streamed_before)
+        self._close_turn(n_tokens, before)
 
     def _pieces(self, message: str) -> Iterator[Piece]:
         with interruptible(self.session) as interrupt:
@@ -104,7 +107,7 @@ class Conversation:
                 yield first
                 yield from pieces
 
-    def _close_turn(self, n_tokens: int, streamed_bytes: int) -> None:
+    def _close_turn(self, n_tokens: int, before: SessionStats) -> None:
         reason = self.session.stop_reason
         if reason == "cancelled":
             note("[stopped]" if n_tokens else "[stopped before the answer; the message was not taken in]")
@@ -117,8 +120,10 @@ class Conversation:
             self.show_stats()
         elif self.options.output.progress:
             name, seed = self.options.model.model, self.session.seed
-            per_token = streamed_bytes / max(n_tokens, 1)
-            note(summary(name, seed, reason, n_tokens, per_token, self.session.stats))
+            stats = self.session.stats
+            per_token = (stats.streamed_bytes - before.streamed_bytes) / max(n_tokens, 1)
+            n_prompt = stats.prefill_tokens - before.prefill_tokens
+            note(summary(name, seed, reason, n_prompt, n_tokens, per_token, stats))
 
     def show_stats(self) -> None:
         note(f"{len(self.session.tokens)} of {self.session.ctx_size} tokens, seed {self.session.seed}")
@@ -166,9 +171,9 @@ def run(options: ChatOptions) -> int:
             conversation = Conversation(options, model, session, params, template)
             _greet(options, session)
             if first is not None:
-                conversation.say(first)
+                _calmly(partial(conversation.say, first))
             for message in _messages():
-                if not _obey_calmly(conversation, message):
+                if _calmly(partial(_obey, conversation, message)) is False:
                     break
     return 0
 
@@ -180,13 +185,13 @@ def _greet(options: ChatOptions, session: Session) -> None:
         note(f"{name}: {size}. /help lists the commands.")
 
 
-def _obey_calmly(conversation: Conversation, message: str) -> bool:
-    """As ``_obey``; Ctrl-C between two steps, or pressed twice, ends the turn and not the conversation."""
+def _calmly(turn: Callable[[], bool | None]) -> bool | None:
+    """Take a turn; Ctrl-C between two steps, or pressed twice, ends the turn and not the conversation."""
     try:
-        return _obey(conversation, message)
+        return turn()
     except KeyboardInterrupt:
         note("[stopped]")
-        return True
+        return None
 
 
 def _obey(conversation: Conversation, message: str) -> bool:

@@ -131,6 +131,7 @@ def _report(options: GenerateOptions, session: Session, answer: _Answer) -> None
         print(json.dumps(result), flush=True)
     if is_shown(options.output.progress) or not (options.output.json or options.output.progress is False):
         per_token = answer.per_token(stats.streamed_bytes)
-        note(summary(options.model.model, session.seed, session.stop_reason, len(answer.tokens), per_token, stats))
+        note(summary(options.model.model, session.seed, session.stop_reason, stats.prefill_tokens,
+                     len(answer.tokens), per_token, stats))  # fmt: skip
     if options.output.stats:
         console(sys.stderr).print(stats_table(stats))

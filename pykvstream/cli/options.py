@@ -203,12 +203,23 @@ def _model_options(args: argparse.Namespace) -> ModelOptions:
     )
 
 
+def require_utf8(what: str, text: str) -> None:
+    """Refuse text out of bytes that are none, as the system hands them on: Raises ``InvalidArgument`` with the byte."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        at = len(text[: error.start].encode("utf-8"))
+        raise InvalidArgument(f"{what} is not UTF-8: byte {at}") from None
+
+
 def _generation_options(args: argparse.Namespace) -> GenerationOptions:
     if "" in args.stop:
         raise InvalidArgument("--stop needs a text that is not empty")
     breakers = args.dry_sequence_breaker
+    if breakers is not None and "" in breakers:
+        raise InvalidArgument("--dry-sequence-breaker needs a text that is not empty; none switches them off")
     return GenerationOptions(
-        n_predict=max(args.n_predict, -1),
+        n_predict=args.n_predict,
         seed=secrets.randbits(32) if args.seed == RANDOM_SEED else args.seed,
         stop=tuple(args.stop),
         ignore_eos=getattr(args, "ignore_eos", False),
@@ -222,6 +233,11 @@ def _generation_options(args: argparse.Namespace) -> GenerationOptions:
 def _prompt_options(args: argparse.Namespace, raw: bool) -> PromptOptions:
     if args.reasoning_budget_message is not None and args.reasoning_budget == UNLIMITED:
         raise InvalidArgument("--reasoning-budget-message needs --reasoning-budget N")
+    if args.prompt_file == "":
+        raise InvalidArgument("--prompt-file needs the name of a file; - is standard input")
+    for flag, text in (("--prompt", args.prompt), ("--system", args.system)):
+        if text is not None:
+            require_utf8(flag, text)
     return PromptOptions(
         text=args.prompt,
         file=args.prompt_file,

@@ -143,7 +143,7 @@ def _add_device(parser: _Parser) -> None:
 
 def _add_generation(parser: _Parser, *, is_chat: bool) -> None:
     add = parser.add_argument_group("generation").add_argument
-    add("-n", "--n-predict", "--predict", type=integer(-2), default=-1, metavar="N",
+    add("-n", "--n-predict", "--predict", type=integer(-1), default=-1, metavar="N",
         help="tokens of an answer at most; -1 (default): until the model or the context ends it")  # fmt: skip
     add("-s", "--seed", type=integer(RANDOM_SEED, 2**64 - 1), default=RANDOM_SEED, metavar="N",
         help="seed of the choice; -1 (default): a random one, printed in the summary")  # fmt: skip

@@ -43,7 +43,8 @@ _NARROWEST = 40
 class Needs:
     """Bytes beside the arena: weights on the device, and what the host must have for weights, arena and full
     history. ``state_bytes``: recurrent state of each session, log of ``log_rows`` rows included; ``layers`` counts the
-    blocks of the file by what they are.
+    blocks of the file by what they are. ``n_threads`` compute threads have scratch of their own each, which
+    lies inside the arena.
     """
 
     weight_bytes: int
@@ -52,6 +53,7 @@ class Needs:
     log_bytes: int
     log_rows: int
     layers: dict[str, int]
+    n_threads: int
 
 
 def run(options: PlanOptions) -> int:
@@ -86,12 +88,12 @@ def make_plan(options: ModelOptions) -> tuple[ArenaPlan, Needs]:
             else:
                 arena_bytes = arena_bytes_of(options.arena_mib)
             plan = blueprint.plan(arena_bytes)
-            return plan, _needs(blueprint, arena_bytes)
+            return plan, _needs(blueprint, arena_bytes, device.info.n_threads)
         finally:
             blueprint.close()
 
 
-def _needs(blueprint: Blueprint, arena_bytes: int) -> Needs:
+def _needs(blueprint: Blueprint, arena_bytes: int, n_threads: int) -> Needs:
     return Needs(
         weight_bytes=blueprint.weights.device_bytes,
         host_bytes=blueprint.host_bytes(arena_bytes),
@@ -99,6 +101,7 @@ def _needs(blueprint: Blueprint, arena_bytes: int) -> Needs:
         log_bytes=blueprint.log_bytes,
         log_rows=blueprint.log_rows if blueprint.deltas else 0,
         layers=blueprint.config.layer_counts,
+        n_threads=n_threads,
     )
 
 
@@ -118,6 +121,7 @@ def as_json(
         "cache_type_k": options.cache_type_k,
         "cache_type_v": options.cache_type_v,
         "ubatch_size": options.ubatch_size,
+        "threads": needs.n_threads,
         "page_tokens": PAGE_TOKENS,
         "page_bytes": plan.shape.slot_bytes,
         "n_layers": plan.shape.n_layers,
@@ -180,6 +184,8 @@ def _print(options: ModelOptions, plan: ArenaPlan, needs: Needs, memory: HostMem
     out.print(f"{printable(options.model)}: layers: {layers}; {types}, ubatch {options.ubatch_size}")
     out.print(plan_report(plan, contexts, min(max(out.width - 2, _NARROWEST), _WIDEST)))
     smallest, recommended = flag_mib(plan.smallest_bytes), flag_mib(plan.recommended_bytes)
+    threads = f"{needs.n_threads} compute thread{'s' if needs.n_threads > 1 else ''}"
+    out.print(f"                   with {threads}: each has scratch of its own there, more threads need a larger arena")
     out.print(f"as flags           --arena-mib {smallest}  |  --arena-mib {recommended}")
     out.print(_host_text(needs, memory))
 

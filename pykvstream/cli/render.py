@@ -30,10 +30,16 @@ _DIM, _PLAIN = "\x1b[2m", "\x1b[22m"
 _KEPT_CONTROLS = "\n\t"
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """The reader has gone: the command ends as for any other output."""
+        raise BrokenPipeError
+
+
 def console(file: TextIO) -> Console:
     """A console that takes text as it stands; colours only where ``file`` is a terminal and NO_COLOR is not set."""
     width = None if file.isatty() else _PLAIN_WIDTH
-    return Console(file=file, markup=False, highlight=False, emoji=False, soft_wrap=False, width=width)
+    return _Console(file=file, markup=False, highlight=False, emoji=False, soft_wrap=False, width=width)
 
 
 def printable(text: str) -> str:
@@ -152,11 +158,17 @@ class ShownAnswer:
 
 
 def summary(
-    name: str, seed: int, stop_reason: str | None, n_tokens: int, streamed_per_token: float, stats: SessionStats
+    name: str,
+    seed: int,
+    stop_reason: str | None,
+    n_prompt: int,
+    n_tokens: int,
+    streamed_per_token: float,
+    stats: SessionStats,
 ) -> str:
-    """One line about one answer."""
+    """One line about one answer; the rates are those of the session."""
     return (
-        f"{name}: {stats.prefill_tokens} prompt + {n_tokens} new tokens, {stop_reason or 'stopped'}, seed {seed}"
+        f"{name}: {n_prompt} prompt + {n_tokens} new tokens, {stop_reason or 'stopped'}, seed {seed}"
         f" | arena {mib(stats.arena_bytes)}, history {mib(stats.history_bytes)},"
         f" streamed {streamed_per_token / MIB:,.2f} MiB per token"
         f" | prompt {stats.prefill_tokens_per_s:,.1f}, answer {stats.decode_tokens_per_s:,.1f} tokens/s"

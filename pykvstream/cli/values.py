@@ -11,6 +11,8 @@ import math
 import re
 from collections.abc import Callable
 
+_MOST_MIB = 2**40
+
 
 def integer(least: int, most: int = 2**31 - 1, why: str | None = None) -> Callable[[str], int]:
     def convert(text: str) -> int:
@@ -47,9 +49,11 @@ def real(text: str) -> float:
 
 
 def arena(text: str) -> float:
-    value = real(text)
-    if not 0 < value < 2**40:
+    value = math.inf if text.strip().lower().lstrip("+") in ("inf", "infinity") else real(text)
+    if value <= 0:
         raise argparse.ArgumentTypeError(f"need a size above 0 MiB, got {text}; left out, the arena suits the context")
+    if value >= _MOST_MIB:
+        raise argparse.ArgumentTypeError(f"need a size below {_MOST_MIB} MiB, got {text}")
     return value
 
 

@@ -121,7 +121,7 @@ def _log_bytes(hybrid: HybridConfig, log_rows: int) -> int:
 def _check_widths(config: ModelConfig, options: TargetOptions) -> None:
     require_int("ubatch_size", options.ubatch_size)
     require_int("log_rows", options.log_rows)
-    if min(options.ubatch_size, options.ctx_tokens) > MAX_UBATCH:
+    if options.ubatch_size > MAX_UBATCH:
         raise InvalidArgument(f"ubatch_size {options.ubatch_size} is more than the {MAX_UBATCH} rows of a pass")
     if options.log_rows > DECODE_ROWS:
         raise InvalidArgument(f"log_rows {options.log_rows} is more than the {DECODE_ROWS} rows of a decode pass")

@@ -17,7 +17,7 @@ import string
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from types import FunctionType
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
 from jinja2 import nodes
 from jinja2.compiler import CodeGenerator, Frame
@@ -39,6 +39,14 @@ _FILTERS = (
     "unique", "upper",
 )  # fmt: skip
 _DEEP_FILTERS = frozenset({"dictsort", "groupby", "max", "min", "sort", "sum", "unique"})
+_STEPS_PER_ITEM = {
+    "batch": 2, "dictsort": 6, "groupby": 6, "list": 2, "map": 2, "max": 4, "min": 4, "reject": 2, "rejectattr": 2,
+    "reverse": 2, "select": 2, "selectattr": 2, "slice": 2, "sort": 6, "sum": 2, "title": 0.25, "unique": 4,
+}  # fmt: skip
+"""Filters that do more for an item, or a character, than to read it."""
+_STEPS_PER_PIECE = 2
+"""A piece that a string is cut into takes its marks along."""
+_CUTTING = frozenset({"rsplit", "split", "splitlines"})
 _SIZED_FILTERS = frozenset({"batch", "round", "slice", "sum"})
 _TESTS = (
     "boolean", "callable", "defined", "divisibleby", "eq", "equalto", "even", "false", "filter",
@@ -274,7 +282,10 @@ class PromptEnvironment(ImmutableSandboxedEnvironment):
             return self._replace(owner, *args, **kwargs)
         if kind in (list, tuple):
             self.budget.walk(owner)
-        return self._made(method(*args, **kwargs))
+        made = method(*args, **kwargs)
+        if name in _CUTTING:
+            self.budget.step(_STEPS_PER_PIECE * len(made))
+        return self._made(made)
 
     def _size_format(self, method: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if method.__name__ != "format":
@@ -329,22 +340,26 @@ class PromptEnvironment(ImmutableSandboxedEnvironment):
     # -- filters --------------------------------------------------------------------------------------------
 
     def _reading(self, name: str, test: Any) -> Callable[..., Any]:
-        if name not in _COMPARING_TESTS:
-            return cast(Callable[..., Any], test)
+        is_deep = name in _COMPARING_TESTS
 
         def reading(*values: Any) -> Any:
-            return test(*map(self._read, values))
+            for value in values:
+                self._read(value) if is_deep else self.budget.touch(value)
+            return test(*values)
 
         return reading
 
     def _metered(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         deep = name in _DEEP_FILTERS
         takes_state = hasattr(function, "jinja_pass_arg")
+        per_item = _STEPS_PER_ITEM.get(name, 0)
 
         def metered(*args: Any, **kwargs: Any) -> Any:
             values = args[1:] if takes_state else args
             for value in values:
                 self.budget.walk(value) if deep else self.budget.touch(value)
+            if per_item and values and hasattr(values[0], "__len__"):
+                self.budget.step(int(per_item * len(values[0])))
             for option in (*values[1:], *kwargs.values()) if name in _SIZED_FILTERS else ():
                 too_wide = isinstance(option, int) and abs(option) > MAX_WIDTH
                 if too_wide or isinstance(option, list | tuple):
@@ -368,12 +383,14 @@ class PromptEnvironment(ImmutableSandboxedEnvironment):
 
     def _replace(self, text: Any, old: str, new: str, count: int | None = None) -> str:
         owner = self._as_text(text)
+        self.budget.touch(owner)
         times = owner.count(old)
         if count is not None and count >= 0:
             times = min(times, count)
         self.budget.chars(len(owner) + times * (len(new) - len(old)))
         if not times:
             return owner
+        self.budget.step(_STEPS_PER_PIECE * times)
         return join(new, owner.split(old, times)) if old else str.replace(owner, old, new, times)
 
     def _indent(self, text: Any, width: int | str = 4, first: bool = False, blank: bool = False) -> str:

@@ -320,14 +320,14 @@ class TestSizes:
             assert session.tokens == tuple(ids(ctx))
             model.check_integrity()
 
-    @pytest.mark.parametrize("ubatch", [0, -5, 2**33])
+    @pytest.mark.parametrize("ubatch", [0, -5, 2049, 2**33])
     def test_a_ubatch_that_is_no_size_is_refused(self, path: Path, ubatch: int) -> None:
-        if ubatch > CTX:
-            with Model.open(path, arena_mib=64, ubatch_size=ubatch, threads=1) as model:
-                assert model.plan.phases[0].max_rows == CTX
-            return
         with pytest.raises(InvalidArgument, match="ubatch"):
             Model.open(path, arena_mib=8, ubatch_size=ubatch, threads=1)
+
+    def test_a_ubatch_wider_than_the_context_is_as_wide_as_that(self, path: Path) -> None:
+        with Model.open(path, arena_mib=64, ubatch_size=2048, threads=1) as model:
+            assert model.plan.phases[0].max_rows == CTX
 
 
 class TestNames:

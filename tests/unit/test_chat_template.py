@@ -323,6 +323,38 @@ def test_hostile_template_is_stopped(name: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("operation", "n_rounds"),
+    [
+        ("s|replace('a', 'b')", 60), ("s.replace(' ', '')", 60), ("s.split()", 20), ("s.splitlines()", 1400),
+        ("s|title", 60), ("s|unique|list", 10), ("s|min", 10), ("s|sort", 10), ("range(99999)|sort", 4),
+        ("s|slice(3)|list", 10), ("s is lower", 1400), ("s|int(base=36)", 1400), ("s.lstrip('a ')", 1400),
+        ("s.find('ab')", 1400), ("s|upper", 1400), ("s.count('a')", 1400), ("'b' in s", 1400),
+    ],
+)  # fmt: skip
+def test_an_operation_pays_for_what_it_walks(operation: str, n_rounds: int) -> None:
+    """So many rounds over 100,000 characters are about a second of work at most: the budget ends before them."""
+    loop = "{% for i in range(ROUNDS) %}{% set _ = OP %}{% endfor %}".replace("OP", operation)
+    template = ChatTemplate("{% set s = 'a ' * 50000 %}" + loop.replace("ROUNDS", str(n_rounds)))
+    with pytest.raises(InvalidArgument, match="steps"):
+        template.render([{"role": "user", "content": "hi"}])
+
+
+@pytest.mark.parametrize(
+    ("source", "limit"),
+    [
+        ("{{ 'a' * 2000000 }}", "a text of 2000000 characters, at most 1048712"),
+        ("{% set s = 'a' * 1000000 %}{% for i in range(99) %}{% set _ = s ~ '' %}{% endfor %}",
+         "more than 16779392 characters in all"),
+        ("{% for i in range(99999) %}{{ 'a' * 999 }}{% endfor %}", "more than 1048712 characters"),
+        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "more than 1049608 steps"),
+    ],
+)  # fmt: skip
+def test_a_refusal_names_the_limit_that_was_passed(source: str, limit: str) -> None:
+    with pytest.raises(InvalidArgument, match=limit):
+        ChatTemplate(source).render([{"role": "user", "content": "hi"}])
+
+
+@pytest.mark.parametrize(
     "source",
     [
         "{% for", "{{ a", "{% include 'x' %}", "{% import 'x' as y %}", "{% extends 'x' %}",
