@@ -12,9 +12,9 @@ from tests.embedding import install_embedding
 
 # The gate draws the same examples every time; `--hypothesis-profile=deep` draws new ones, and more of them where a
 # test does not set their number itself. No deadline: a busy machine is no failure.
-settings.register_profile("gate", deadline=None, derandomize=True)
-settings.register_profile("deep", deadline=None, max_examples=1000, print_blob=True)
-settings.load_profile("gate")
+settings.register_profile("ci", deadline=None, derandomize=True)
+settings.register_profile("deep", deadline=None, max_examples=4000, print_blob=True)
+settings.load_profile("ci")
 
 
 @pytest.fixture(scope="session")
