@@ -1,7 +1,8 @@
-"""One case for each operation of a tape: how to record it, what it is in float64, and which bytes it declares.
+"""Cases for each operation of a tape: how to record it, what it is in float64, and which bytes it declares.
 
 Shapes: a pass has ``ROWS`` tokens out of a vocabulary of ``N_VOCAB``; inputs are rows of float32 tables
 ``[N_VOCAB, cols]`` that the tokens look up. ``record`` returns the work tensor that holds the result, ``[ROWS, cols]``.
+Order: a case runs in one pass, or in several of one sequence, whose rows are all accepted.
 Units: ``footprint_bytes`` is what a trace device counts for the operation: inputs, weights, scratch, pages and outputs.
 Holds: ``OpCase``, ``CASES``, ``Bed``.
 """
@@ -16,10 +17,13 @@ import numpy.typing as npt
 
 from pykvstream.core.device import Device
 from pykvstream.core.kv import KvLayer, record_layout
-from pykvstream.core.tape import Op, OpCode, Tape, Weight, WeightLayout
+from pykvstream.core.state import DeltaLayer
+from pykvstream.core.tape import DeltaMode, Op, OpCode, Tape, Weight, WeightLayout
 from pykvstream.core.trace import TraceDevice, TraceWeight
 from pykvstream.gguf import GgmlType
 from pykvstream.gguf.codecs import decode, encode
+from tests.delta_rig import Shape, Tables
+from tests.oracle.delta64 import consume, recurrent, silu
 
 N_VOCAB = 8
 TOKENS = np.array([3, 1, 4, 1, 5], np.uint32)
@@ -31,6 +35,8 @@ N_OUT = 48
 EPS = 1e-5
 ROPE_BASE = 10_000.0
 SCALE = 0.25
+NORM_EPS = 1e-6
+SILU, SIGMOID = 0, 1
 F32_BYTES = 4
 TENSOR_BYTES = ROWS * COLS * F32_BYTES
 Floats = npt.NDArray[np.float32]
@@ -41,36 +47,56 @@ def table(seed: int, rows: int = N_VOCAB, cols: int = COLS) -> Floats:
     return np.random.default_rng(seed).standard_normal((rows, cols)).astype(np.float32)
 
 
-def looked_up(seed: int) -> Doubles:
+def looked_up(seed: int, cols: int = COLS) -> Doubles:
     """The rows that the tokens of the pass look up."""
-    return table(seed)[TOKENS].astype(np.float64)
+    return table(seed, cols=cols)[TOKENS].astype(np.float64)
 
 
 @dataclass
 class Bed:
-    """A tape in the making and the weights that it borrows, on a device of any kind."""
+    """A tape in the making with the weights that it borrows and its recurrent layers, on a device of any kind."""
 
     device: Device
     tape: Tape
     weights: list[Weight] = field(default_factory=list)
+    deltas: list[DeltaLayer] = field(default_factory=list)
 
-    def weight(self, rows: npt.NDArray[np.uint8], kind: GgmlType, k: int, layout: WeightLayout) -> int:
+    def make_weight(self, rows: npt.NDArray[np.uint8], kind: GgmlType, k: int, layout: WeightLayout) -> Weight:
         n = rows.size // kind.row_bytes(k)
         if isinstance(self.device, TraceDevice):
             made: Weight = TraceWeight(self.device, kind.id, k, n, layout)
         else:
             made = Weight(self.device, kind.id, k, n, rows, layout)
         self.weights.append(made)
-        return self.tape.add_weight(made)
+        return made
 
-    def floats(self, values: Floats, layout: WeightLayout = WeightLayout.ROWS) -> int:
-        return self.weight(values.view(np.uint8).reshape(-1), GgmlType.F32, values.shape[-1], layout)
+    def make_floats(self, values: Floats) -> Weight:
+        rows = np.ascontiguousarray(values, np.float32).view(np.uint8).reshape(-1)
+        return self.make_weight(rows, GgmlType.F32, values.shape[-1], WeightLayout.ROWS)
 
-    def input(self, seed: int) -> int:
-        """A work tensor with the rows of ``looked_up(seed)``."""
-        tensor = self.tape.add_tensor(COLS)
-        self.tape.add_op(Op(OpCode.EMBED, (), (tensor,), (self.floats(table(seed)),)))
+    def weight(self, rows: npt.NDArray[np.uint8], kind: GgmlType, k: int, layout: WeightLayout) -> int:
+        return self.tape.add_weight(self.make_weight(rows, kind, k, layout))
+
+    def floats(self, values: Floats) -> int:
+        return self.tape.add_weight(self.make_floats(values))
+
+    def input_of(self, values: Floats) -> int:
+        """A work tensor with the rows of ``values`` that the tokens look up."""
+        tensor = self.tape.add_tensor(values.shape[-1])
+        self.tape.add_op(Op(OpCode.EMBED, (), (tensor,), (self.floats(values),)))
         return tensor
+
+    def input(self, seed: int, cols: int = COLS) -> int:
+        """A work tensor with the rows of ``looked_up(seed, cols)``."""
+        return self.input_of(table(seed, cols=cols))
+
+    def delta(self, tables: Tables) -> int:
+        """A recurrent layer, the first one of ``tables``; its number on the tape."""
+        shape = tables.shape
+        weights = (self.make_floats(each[0]) for each in (tables.conv, tables.dt_bias, tables.decay))
+        sizes = (shape.n_key_heads, shape.n_value_heads, shape.head_dim, shape.conv_width)
+        self.deltas.append(DeltaLayer(*sizes, NORM_EPS, *weights))
+        return self.tape.add_delta(self.deltas[-1])
 
     def close(self) -> None:
         for weight in self.weights:
@@ -79,8 +105,9 @@ class Bed:
 
 @dataclass(frozen=True)
 class OpCase:
-    """``tolerance``: the largest difference from the oracle, with its reason beside it. ``twins``: the vectorised
-    files that claim to give the bits of the plain reference."""
+    """``tolerance``: the largest difference from the oracle, with its reason beside it. ``footprint_bytes``: of the
+    last pass. ``twins``: the vectorised files that claim to give the bits of the plain reference. ``variant`` tells
+    the cases of one operation apart. ``passes``: rows of each pass."""
 
     code: OpCode
     record: Callable[[Bed], int]
@@ -88,8 +115,15 @@ class OpCase:
     tolerance: float
     footprint_bytes: int
     twins: tuple[str, ...] = ()
+    cols: int = COLS
     out_rows: tuple[int, ...] = tuple(range(ROWS))
     layer: KvLayer | None = None
+    variant: str = ""
+    passes: tuple[int, ...] = (ROWS,)
+
+    @property
+    def name(self) -> str:
+        return f"{self.code.name} {self.variant}".rstrip()
 
 
 def record_embed(bed: Bed) -> int:
@@ -122,11 +156,16 @@ def record_matmul(bed: Bed) -> int:
     return out
 
 
+def as_act(x: Doubles) -> Doubles:
+    """What the activations of a matmul stand for: int8 with a scale per 32 values."""
+    blocks = x.reshape(-1, 32)
+    step = np.abs(blocks).max(axis=1, keepdims=True) / 127
+    return np.asarray((np.round(blocks / step) * step).reshape(x.shape))
+
+
 def matmul_oracle() -> Doubles:
-    """Activations are int8 with a scale per 32 values; the product of what they stand for is taken in float64."""
-    x = looked_up(5).reshape(ROWS, -1, 32)
-    step = np.abs(x).max(axis=2, keepdims=True) / 127
-    return (np.round(x / step) * step).reshape(ROWS, COLS) @ MATRIX_VALUES.astype(np.float64).T
+    """The product of what activations stand for is taken in float64."""
+    return np.asarray(as_act(looked_up(5)) @ MATRIX_VALUES.astype(np.float64).T)
 
 
 def record_rope_table(bed: Bed) -> int:
@@ -203,15 +242,15 @@ def row_bytes(layer: KvLayer) -> int:
     return HEADS * sum(record_layout(layer).plane_row_bytes)
 
 
-def record_swiglu(bed: Bed) -> int:
-    gate, up, out = bed.input(11), bed.input(12), bed.tape.add_tensor(COLS)
-    bed.tape.add_op(Op(OpCode.GLU, (gate, up), (out,)))
+def record_glu(bed: Bed, activation: int = SILU, gate_cols: int = COLS) -> int:
+    gate, up, out = bed.input(11, gate_cols), bed.input(12), bed.tape.add_tensor(COLS)
+    bed.tape.add_op(Op(OpCode.GLU, (gate, up), (out,), u=(activation,)))
     return out
 
 
-def swiglu_oracle() -> Doubles:
-    gate = looked_up(11)
-    return gate / (1 + np.exp(-gate)) * looked_up(12)
+def glu_oracle(activation: int = SILU, gate_cols: int = COLS) -> Doubles:
+    gate = looked_up(11, gate_cols)
+    return np.asarray((silu(gate) if activation == SILU else 1 / (1 + np.exp(-gate))) * looked_up(12))
 
 
 def record_add(bed: Bed) -> int:
@@ -220,12 +259,81 @@ def record_add(bed: Bed) -> int:
     return out
 
 
+DELTA_TABLES = Tables(Shape(n_key_heads=1, n_value_heads=HEADS, head_dim=HEAD_DIM, conv_width=4), seed=16)
+CHANNELS = DELTA_TABLES.shape.channels
+
+
+def record_delta(bed: Bed, mode: DeltaMode) -> int:
+    """Rows of a cache layer are written too: what a pass accepts must be in both."""
+    bed.tape.add_layer(PLAIN)
+    inputs, beta, alpha = (bed.input_of(each) for each in (DELTA_TABLES.inputs, DELTA_TABLES.beta, DELTA_TABLES.alpha))
+    number = bed.delta(DELTA_TABLES)
+    out = bed.tape.add_tensor(COLS)
+    bed.tape.add_op(Op(OpCode.DELTA, (inputs, beta, alpha), (out,), layer=number, u=(mode,)))
+    bed.tape.add_op(Op(OpCode.KV_WRITE, (out, out), layer=0))
+    return out
+
+
+def delta_oracle() -> Doubles:
+    rows = (each[TOKENS].astype(np.float64) for each in (DELTA_TABLES.inputs, DELTA_TABLES.beta, DELTA_TABLES.alpha))
+    return recurrent(*consume(DELTA_TABLES, 0, *rows)).reshape(ROWS, COLS)
+
+
+def delta_bytes(n_rows: int, n_pending: int, n_logged: int) -> int:
+    """A matrix as scratch, both sides of matrices and convolution inputs, rows of both logs, tensors, weights."""
+    matrix, taps = HEAD_DIM * HEAD_DIM, DELTA_TABLES.shape.conv_width
+    log_row = tensor_row = CHANNELS + 2 * HEADS
+    state = 2 * (HEADS * matrix + CHANNELS * (taps - 1)) + (n_pending + n_logged) * log_row
+    weights = CHANNELS * taps + 2 * HEADS
+    return (matrix + state + weights + n_rows * (tensor_row + COLS)) * F32_BYTES
+
+
+N_EXPERTS, N_CHOSEN, N_FF, EXPERTS_FACTOR = 4, 2, 32, 1.5
+EXPERT_SHAPES = ((N_EXPERTS * N_FF, COLS), (N_EXPERTS * N_FF, COLS), (N_EXPERTS * COLS, N_FF))
+EXPERTS = [encode(GgmlType.Q8_0, 0.2 * table(17 + i, *shape)) for i, shape in enumerate(EXPERT_SHAPES)]
+EXPERT_FACTORS = [1 + 0.25 * table(20 + i, 1, N_EXPERTS) for i in range(3)]
+
+
+def record_experts(bed: Bed, has_factors: bool) -> int:
+    x, router, out = bed.input(23), bed.input(24, N_EXPERTS), bed.tape.add_tensor(COLS)
+    panels = WeightLayout.PANELS
+    weights = [
+        bed.weight(rows.reshape(-1), GgmlType.Q8_0, k, panels)
+        for rows, (_, k) in zip(EXPERTS, EXPERT_SHAPES, strict=True)
+    ]
+    weights += [bed.floats(each) for each in EXPERT_FACTORS if has_factors]
+    sizes = (N_EXPERTS, N_CHOSEN)
+    bed.tape.add_op(Op(OpCode.EXPERTS, (x, router), (out,), tuple(weights), u=sizes, f=(EXPERTS_FACTOR,)))
+    return out
+
+
+def experts_oracle(has_factors: bool) -> Doubles:
+    """Every expert of every row; what was not chosen has no share."""
+    logits = looked_up(24, N_EXPERTS)
+    share = np.exp(logits)
+    share[logits < np.sort(logits, axis=1)[:, -N_CHOSEN, None]] = 0
+    share *= EXPERTS_FACTOR / share.sum(axis=1, keepdims=True)
+    gates, ups, downs = (
+        decode(GgmlType.Q8_0, rows.reshape(-1, GgmlType.Q8_0.block_bytes)).astype(np.float64).reshape(N_EXPERTS, -1, k)
+        for rows, (_, k) in zip(EXPERTS, EXPERT_SHAPES, strict=True)
+    )
+    factors = np.concatenate(EXPERT_FACTORS) if has_factors else np.ones((3, N_EXPERTS))
+    x, out = as_act(looked_up(23)), np.zeros((ROWS, COLS))
+    for e in range(N_EXPERTS):
+        hidden = silu(x @ gates[e].T * factors[0, e]) * (x @ ups[e].T * factors[1, e])
+        out += share[:, e, None] * (as_act(hidden) @ downs[e].T) * factors[2, e]
+    return out
+
+
 STATE_BYTES = ROWS * HEADS * (HEAD_DIM + 2) * F32_BYTES
 ATTEND_BYTES = 2 * STATE_BYTES + TENSOR_BYTES + ROWS * row_bytes(PLAIN)
 MATMUL_SCRATCH = ROWS * (COLS + COLS // 32 * F32_BYTES)
 ROPE_TABLE_BYTES = ROWS * HEAD_DIM * F32_BYTES
 
-_ALL = (
+MATMUL_TWINS = ("act_avx2", "matmul_avx2", "matmul_avx512")
+DELTA_TWINS = ("delta_avx2", "delta_avx512")
+
+CASES = (
     # Half floats are float32 values: nothing is rounded.
     OpCase(OpCode.EMBED, record_embed, lambda: table(1).astype(np.float16)[TOKENS].astype(np.float64), 0.0,
            ROWS * COLS * 2 + TENSOR_BYTES),
@@ -235,9 +343,10 @@ _ALL = (
     # rounding may fall to either side by one step of at most 4/127 times a weight of at most 4.
     OpCase(OpCode.MATMUL, record_matmul, matmul_oracle, 2e-4,
            TENSOR_BYTES + N_OUT * COLS // 32 * 34 + MATMUL_SCRATCH + ROWS * N_OUT * F32_BYTES,
-           ("act_avx2", "matmul_avx2", "matmul_avx512")),
+           MATMUL_TWINS, cols=N_OUT),
     # Angles are reduced in float64 and rounded once.
-    OpCase(OpCode.ROPE_TABLE, record_rope_table, rope_table_oracle, 2e-7, ROPE_TABLE_BYTES),
+    OpCase(OpCode.ROPE_TABLE, record_rope_table, rope_table_oracle, 2e-7, ROPE_TABLE_BYTES,
+           cols=HEAD_DIM),
     # Two products of values below 8.
     OpCase(OpCode.ROPE, record_rope, rope_oracle, 2e-6, ROPE_TABLE_BYTES + 2 * TENSOR_BYTES, ("elementwise_avx2",)),
     # Six levels of sums below 64, then one scaling.
@@ -249,13 +358,31 @@ _ALL = (
     OpCase(OpCode.ATTEND, lambda bed: record_attention(bed, PLAIN), lambda: attention_oracle(PLAIN), 4e-6, ATTEND_BYTES,
            ("attend_avx2", "attend_avx512"), layer=PLAIN),
     # An exponential within one unit, a quotient and a product of values below 16.
-    OpCase(OpCode.GLU, record_swiglu, swiglu_oracle, 4e-6, 3 * TENSOR_BYTES, ("elementwise_avx2",)),
+    OpCase(OpCode.GLU, record_glu, glu_oracle, 4e-6, 3 * TENSOR_BYTES, ("elementwise_avx2",)),
+    OpCase(OpCode.GLU, lambda bed: record_glu(bed, SIGMOID), lambda: glu_oracle(SIGMOID), 4e-6, 3 * TENSOR_BYTES,
+           ("elementwise_avx2",), variant="sigmoid"),
+    OpCase(OpCode.GLU, lambda bed: record_glu(bed, SILU, 1), lambda: glu_oracle(SILU, 1), 4e-6,
+           2 * TENSOR_BYTES + ROWS * F32_BYTES, ("elementwise_avx2",), variant="one column"),
+    OpCase(OpCode.GLU, lambda bed: record_glu(bed, SIGMOID, 1), lambda: glu_oracle(SIGMOID, 1), 4e-6,
+           2 * TENSOR_BYTES + ROWS * F32_BYTES, ("elementwise_avx2",), variant="one column sigmoid"),
     # One rounding of a sum below 8.
     OpCase(OpCode.ADD, record_add, lambda: looked_up(13) + looked_up(14), 5e-7, 3 * TENSOR_BYTES,
            ("elementwise_avx2",)),
     # Rows are moved.
     OpCase(OpCode.GATHER, lambda bed: bed.input(15), lambda: looked_up(15)[[1, 3]], 0.0,
            TENSOR_BYTES + 2 * COLS * F32_BYTES, out_rows=(1, 3)),
+    # Values below 1/16: sums over 32 products of what at most five rows have left, with unit queries and keys.
+    OpCase(OpCode.DELTA, lambda bed: record_delta(bed, DeltaMode.LOGGED), delta_oracle, 1e-7,
+           delta_bytes(ROWS, 0, ROWS), DELTA_TWINS, layer=PLAIN, variant="logged"),
+    OpCase(OpCode.DELTA, lambda bed: record_delta(bed, DeltaMode.LOGGED), delta_oracle, 1e-7,
+           delta_bytes(2, 3, 2), DELTA_TWINS, layer=PLAIN, variant="logged behind pending rows", passes=(3, 2)),
+    OpCase(OpCode.DELTA, lambda bed: record_delta(bed, DeltaMode.CHUNKED), delta_oracle, 1e-7,
+           delta_bytes(ROWS, 0, 0), DELTA_TWINS, layer=PLAIN, variant="chunked"),
+    OpCase(OpCode.DELTA, lambda bed: record_delta(bed, DeltaMode.CHUNKED), delta_oracle, 1e-7,
+           delta_bytes(1, 0, 0), DELTA_TWINS, layer=PLAIN, variant="chunked in the middle of a chunk", passes=(4, 1)),
+    # As for a matmul, twice; no value of the hidden rows lies at a tie of the activations' rounding.
+    *(OpCase(OpCode.EXPERTS, lambda bed, has=has: record_experts(bed, has), lambda has=has: experts_oracle(has), 2e-4,
+             2 * TENSOR_BYTES + ROWS * N_EXPERTS * F32_BYTES + 3 * N_EXPERTS * N_FF * COLS // 32 * 34
+             + 3 * N_EXPERTS * F32_BYTES * has, MATMUL_TWINS, variant="with factors" if has else "")
+      for has in (False, True)),
 )  # fmt: skip
-
-CASES = {case.code: case for case in _ALL}
