@@ -1,9 +1,11 @@
 /* script_tape.c: any operations in any order on two devices: both must accept, refuse, seal, bind and run alike, to the bit.
  *
- * create (kind | rows << 1, columns; first: output rows at most): a tensor. record (code, layer, in, in, out, out, weight, weight, u,
- * u): an operation; its third output, third weight and norm follow from the others. commit: seal, which must succeed exactly
- * when everything is written before it is read. bind (bit 0: a workspace too small). run (rows - 1 | output rows << 4): a pass.
- * unbind. fail. release (which): a weight of the caller's. close (order): end.
+ * create (kind | rows << 1, columns; first: output rows at most): a tensor, or above 127 a recurrent layer. record (code, layer, in,
+ * in, out, out, weight, weight, u, u): an operation; its third input and output, third weight, norm and factors follow from the
+ * others. commit: seal, which must succeed exactly when everything is written before it is read, and each recurrent layer runs
+ * once, in order, and as the others. bind (bit 0: a workspace too small). run (rows - 1 | output rows << 4): a pass. cancel
+ * (rows): so many of the next pass are not accepted. truncate (rows): the sequence, and its state with it as far as rows are
+ * pending. unbind. fail. release (which): a weight of the caller's. close (order): end.
  */
 #include "tape_side.h"
 
@@ -28,17 +30,36 @@ typedef struct world {
     bool is_sealed;
     bool is_bound;
     bool writes_all_layers;
+    uint32_t n_deltas;
+    bool is_logged;
+    uint32_t n_refused; /* rows of the next pass that are not accepted */
     uint64_t n_tokens;
+    uint64_t n_pending; /* of them, in the log of the state */
 } world;
 
 /* ---- recording ---- */
 
-static void create(world *w, const step *step)
+static void create_delta(world *w)
 {
-    static const uint32_t widths[] = {32, 64, 16, 8};
+    if (w->n_deltas == MAX_DELTAS) {
+        return;
+    }
+    bool is_made = false;
+    for (uint32_t i = 0; i < N_SIDES; i++) {
+        uint32_t id = KVS_NONE;
+        const kvs_status expected = w->is_sealed ? KVS_EBUSY : KVS_OK;
+        is_made = OUTCOME(&w->sides[i].fault, side_add_delta(&w->sides[i], &id), expected);
+        EXPECT_U64(id, is_made ? w->n_deltas : KVS_NONE);
+    }
+    w->n_deltas += is_made ? 1 : 0;
+}
+
+static void create_tensor(world *w, const step *step)
+{
+    static const uint32_t widths[] = {32, 64, 16, 8, 2, 1};
     const model_tensor made = {.kind = step->operand[0] % 2,
                                .rows = step->operand[0] / 2 % 2,
-                               .cols = widths[step->operand[1] % 4]};
+                               .cols = widths[step->operand[1] % (sizeof widths / sizeof widths[0])]};
     const kvs_tensor_desc desc = {
         .struct_size = sizeof desc, .kind = made.kind, .rows = made.rows, .cols = made.cols};
     if (w->n_tensors == MAX_TENSORS) {
@@ -74,10 +95,11 @@ static kvs_op_desc read_op(const world *w, const step *step)
     static const uint32_t numbers[] = {0, 1, 2, 3, 4, 8, 16, 32, 64, 5, UINT32_MAX};
     static const uint32_t n_numbers = sizeof numbers / sizeof numbers[0];
     const uint8_t *operand = step->operand;
-    kvs_op_desc op = {.struct_size = sizeof op, .code = operand[0] % (KVS_OP_GATHER + 2u)};
+    kvs_op_desc op = {.struct_size = sizeof op, .code = operand[0] % (KVS_OP_EXPERTS + 2u)};
     op.layer = operand[1] % (N_LAYERS + 1);
     op.in[0] = tensor_of(w, operand[2]);
     op.in[1] = tensor_of(w, operand[3]);
+    op.in[2] = tensor_of(w, operand[5]); /* no operation has both a third input and a second output */
     op.out[0] = tensor_of(w, operand[4]);
     op.out[1] = tensor_of(w, operand[5]);
     op.out[2] = tensor_of(w, (uint8_t)(operand[5] / MAX_TENSORS));
@@ -85,6 +107,8 @@ static kvs_op_desc read_op(const world *w, const step *step)
     op.weights[1] = weight_of(operand[7]);
     op.weights[2] = weight_of((uint8_t)(operand[7] / (N_WEIGHTS + 1)));
     op.weights[3] = weight_of((uint8_t)(operand[6] / (N_WEIGHTS + 1) + N_WEIGHTS));
+    op.weights[4] = op.weights[3];
+    op.weights[5] = op.weights[3];
     op.u[0] = numbers[operand[8] % n_numbers];
     op.u[1] = numbers[operand[9] % n_numbers];
     op.u[2] = operand[8] / n_numbers % 3;
@@ -118,6 +142,8 @@ typedef struct progress {
     bool is_written[MAX_TENSORS];
     bool has_rows[N_LAYERS];
     uint32_t next_layer;
+    uint32_t next_delta;
+    bool is_logged;
 } progress;
 
 static bool in_place(const kvs_op_desc *op)
@@ -135,7 +161,10 @@ static uint32_t n_inputs(const kvs_op_desc *op)
         return 0;
     case KVS_OP_KV_WRITE:
     case KVS_OP_GLU:
+    case KVS_OP_EXPERTS:
         return 2;
+    case KVS_OP_DELTA:
+        return 3;
     default:
         return 1;
     }
@@ -157,6 +186,13 @@ static bool layer_in_order(progress *p, const kvs_op_desc *op)
     if (op->code == KVS_OP_ATTEND) {
         const bool is_next = op->layer >= p->next_layer && p->has_rows[op->layer];
         p->next_layer = op->layer + 1;
+        return is_next;
+    }
+    if (op->code == KVS_OP_DELTA) {
+        const bool is_logged = op->u[0] == KVS_DELTA_LOGGED;
+        const bool is_next = op->layer == p->next_delta && (op->layer == 0 || is_logged == p->is_logged);
+        p->is_logged = is_logged;
+        p->next_delta++;
         return is_next;
     }
     return true;
@@ -189,7 +225,8 @@ static bool can_be_sealed(world *w)
         is_good = is_good && p.is_written[i];
     }
     w->writes_all_layers = p.has_rows[0] && p.has_rows[1];
-    return is_good;
+    w->is_logged = p.is_logged;
+    return is_good && p.next_delta == w->n_deltas;
 }
 
 static void seal(world *w)
@@ -198,6 +235,9 @@ static void seal(world *w)
     bool is_sealed = false;
     for (uint32_t i = 0; i < N_SIDES; i++) {
         is_sealed = OUTCOME(&w->sides[i].fault, kvs_tape_seal(w->sides[i].tape), expected);
+    }
+    for (uint32_t i = 0; is_sealed && w->n_deltas != 0 && i < N_SIDES; i++) {
+        side_open_state(&w->sides[i], w->n_deltas);
     }
     w->is_sealed = w->is_sealed || is_sealed;
 }
@@ -251,7 +291,8 @@ static kvs_status run_side(const world *w, side *side, shape shape)
                                 .n_out_rows = shape.n_out_rows,
                                 .out_rows = out_rows,
                                 .n_outputs = w->n_outputs,
-                                .outputs = side->outputs};
+                                .outputs = side->outputs,
+                                .state = side->state};
     return kvs_binding_run(side->binding, &pass);
 }
 
@@ -289,6 +330,23 @@ static bool embeds_a_vector(const world *w)
     return false;
 }
 
+/* A pass in chunks is accepted whole or not at all. */
+static uint32_t kept_rows(const world *w, uint32_t n_rows)
+{
+    const uint32_t n_kept = n_rows - (uint32_t)least(w->n_refused, n_rows);
+    const bool is_whole = n_kept == n_rows || w->n_deltas == 0 || w->is_logged;
+    return w->writes_all_layers && is_whole ? n_kept : 0;
+}
+
+static void end_pass(side *side, uint32_t n_kept)
+{
+    EXPECT_OK(kvs_device_set_hook(side->device, NULL, NULL));
+    EXPECT_OK(kvs_pager_end(side->pager, n_kept));
+    if (side->state != NULL) {
+        EXPECT_OK(kvs_state_accept(side->state, side->seq, n_kept));
+    }
+}
+
 static void run(world *w, const step *step)
 {
     const shape shape = {.n_rows = 1 + step->operand[0] % MAX_ROWS,
@@ -297,7 +355,7 @@ static void run(world *w, const step *step)
         return;
     }
     const bool is_valid = shape.n_out_rows <= shape.n_rows && !embeds_a_vector(w);
-    const uint32_t n_kept = w->writes_all_layers && is_valid ? shape.n_rows : 0;
+    const uint32_t n_kept = is_valid ? kept_rows(w, shape.n_rows) : 0;
     bool has_run = false;
     for (uint32_t i = 0; i < N_SIDES; i++) {
         side *side = &w->sides[i];
@@ -306,16 +364,36 @@ static void run(world *w, const step *step)
         EXPECT_OK(kvs_pager_begin(side->pager, side->seq, shape.n_rows));
         fault_begin(&side->fault, side->device);
         has_run = OUTCOME(&side->fault, run_side(w, side, shape), is_valid ? KVS_OK : KVS_EINVAL);
-        EXPECT_OK(kvs_device_set_hook(side->device, NULL, NULL));
-        EXPECT_OK(kvs_pager_end(side->pager, has_run ? n_kept : 0));
+        end_pass(side, has_run ? n_kept : 0);
     }
+    w->n_refused = 0;
     if (has_run) {
         compare_outputs(w, shape);
         w->n_tokens += n_kept;
     }
+    if (has_run && n_kept != 0) {
+        w->n_pending = w->is_logged ? n_kept : 0;
+    }
     for (uint32_t i = 0; i < N_SIDES; i++) {
         for (uint32_t j = 0; j < w->n_outputs; j++) {
             free(w->sides[i].outputs[j]);
+        }
+    }
+}
+
+/* Rows that the state has folded cannot be taken back. */
+static void truncate_rows(world *w, const step *step)
+{
+    const uint64_t most = w->sides[0].state != NULL ? w->n_pending : w->n_tokens;
+    const uint64_t n_removed = step_u16(step, 0) % (most + 1);
+    w->n_tokens -= n_removed;
+    w->n_pending -= least(w->n_pending, n_removed);
+    for (uint32_t i = 0; i < N_SIDES; i++) {
+        side *side = &w->sides[i];
+        EXPECT_OK(kvs_device_set_hook(side->device, NULL, NULL));
+        EXPECT_OK(kvs_pager_truncate(side->pager, side->seq, w->n_tokens));
+        if (side->state != NULL) {
+            EXPECT_OK(kvs_state_truncate(side->state, side->seq, w->n_tokens));
         }
     }
 }
@@ -333,7 +411,11 @@ static void act(world *w, const step *step)
 {
     switch (step->action) {
     case ACTION_CREATE:
-        create(w, step);
+        if (step->operand[0] > 127) {
+            create_delta(w);
+        } else {
+            create_tensor(w, step);
+        }
         break;
     case ACTION_RECORD:
         record(w, step);
@@ -352,12 +434,29 @@ static void act(world *w, const step *step)
     case ACTION_RUN:
         run(w, step);
         break;
+    case ACTION_CANCEL:
+        w->n_refused = step->operand[0];
+        break;
+    case ACTION_TRUNCATE:
+        truncate_rows(w, step);
+        break;
     case ACTION_RELEASE:
         release(w, step);
         break;
     default:
         break;
     }
+}
+
+static void compare_state(const world *w, kvs_state *state)
+{
+    kvs_state_info info = {.struct_size = sizeof info};
+    EXPECT_OK(kvs_state_get_info(state, &info));
+    EXPECT_U64(info.n_layers, w->n_deltas);
+    EXPECT_U64(info.position, w->n_tokens);
+    EXPECT_U64(info.pending_rows, w->n_pending);
+    EXPECT_U64(info.open_rows, 0);
+    EXPECT_OK(kvs_state_check_integrity(state));
 }
 
 static void compare(world *w)
@@ -368,8 +467,12 @@ static void compare(world *w)
         EXPECT_U64(info.n_ops, w->n_ops);
         EXPECT_U64(info.n_tensors, w->n_tensors);
         EXPECT_U64(info.n_layers, N_LAYERS);
+        EXPECT_U64(info.n_delta_layers, w->n_deltas);
         EXPECT_U64(info.is_sealed, w->is_sealed ? 1 : 0);
         EXPECT_OK(kvs_pager_check_integrity(w->sides[i].pager));
+        if (w->sides[i].state != NULL) {
+            compare_state(w, w->sides[i].state);
+        }
     }
 }
 

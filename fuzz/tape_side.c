@@ -1,4 +1,4 @@
-/* tape_side.c: weights of every layout, two cache layers, a pool in which nothing streams. */
+/* tape_side.c: weights of every layout, two cache layers, recurrent layers, a pool in which nothing streams. */
 #include "tape_side.h"
 
 #include <stdlib.h>
@@ -22,7 +22,19 @@ static const weight_shape WEIGHTS[N_WEIGHTS] = {
     {KVS_TYPE_F32, 32, 32, KVS_WEIGHT_PANELS},    {KVS_TYPE_Q8_0, 32, 64, KVS_WEIGHT_PANELS},
     {KVS_TYPE_Q4_0, 64, 32, KVS_WEIGHT_PANELS},   {KVS_TYPE_F16, 64, 64, KVS_WEIGHT_PANELS},
     {KVS_TYPE_F32, 32, 1, KVS_WEIGHT_ROWS},       {KVS_TYPE_F32, 64, 1, KVS_WEIGHT_ROWS},
-    {KVS_TYPE_F32, 16, 1, KVS_WEIGHT_ROWS},
+    {KVS_TYPE_F32, 16, 1, KVS_WEIGHT_ROWS},       {KVS_TYPE_F32, 8, 1, KVS_WEIGHT_ROWS},
+    {KVS_TYPE_Q8_0, 32, 256, KVS_WEIGHT_PANELS}, /* gate, up or down of eight experts of 32 x 32 */
+    {KVS_TYPE_F32, 32, 1, KVS_WEIGHT_PANELS},     {KVS_TYPE_F16, 64, 2, KVS_WEIGHT_PANELS},
+};
+
+/* Columns of convolution inputs, beta and outputs are widths that tensors have: 64, 2 and 32. */
+static const kvs_delta_layer DELTA = {
+    .n_key_heads = 1, .n_value_heads = 2, .head_dim = 16, .conv_width = 4, .norm_eps = 1e-6F};
+
+static const weight_shape DELTA_WEIGHTS[N_DELTA_WEIGHTS] = {
+    {KVS_TYPE_F32, 4, 64, KVS_WEIGHT_ROWS},
+    {KVS_TYPE_F32, 2, 1, KVS_WEIGHT_ROWS},
+    {KVS_TYPE_F32, 2, 1, KVS_WEIGHT_ROWS},
 };
 
 /* Halves that are small numbers wherever a block keeps its scale; whole floats where there are no blocks. */
@@ -41,18 +53,26 @@ static const void *weight_bytes(int type)
     return bytes.halves;
 }
 
+static kvs_weight *make_weight(kvs_device *device, const weight_shape *shape, unsigned char *rows)
+{
+    kvs_weight *weight = NULL;
+    memcpy(rows, weight_bytes(shape->type), WIDEST * WIDEST * sizeof(float));
+    EXPECT_OK(kvs_weight_create(device, shape->type, shape->k, shape->n, rows, shape->layout, &weight));
+    return weight;
+}
+
 /* A weight in rows borrows its bytes, so each of them has memory of its own. */
 static void open_weights(side *side)
 {
-    static unsigned char rows[N_WEIGHTS][WIDEST * WIDEST * sizeof(float)];
+    static unsigned char rows[N_WEIGHTS + N_DELTA_WEIGHTS][WIDEST * WIDEST * sizeof(float)];
     for (uint32_t i = 0; i < N_WEIGHTS; i++) {
-        const weight_shape *shape = &WEIGHTS[i];
         uint32_t id = 0;
-        memcpy(rows[i], weight_bytes(shape->type), sizeof rows[i]);
-        EXPECT_OK(kvs_weight_create(side->device, shape->type, shape->k, shape->n, rows[i], shape->layout,
-                                    &side->weights[i]));
+        side->weights[i] = make_weight(side->device, &WEIGHTS[i], rows[i]);
         EXPECT_OK(kvs_tape_add_weight(side->tape, side->weights[i], &id));
         EXPECT_U64(id, i);
+    }
+    for (uint32_t i = 0; i < N_DELTA_WEIGHTS; i++) {
+        side->delta_weights[i] = make_weight(side->device, &DELTA_WEIGHTS[i], rows[N_WEIGHTS + i]);
     }
 }
 
@@ -98,6 +118,34 @@ void side_open(side *side, uint32_t flags, uint32_t max_out_rows)
     open_pool(side);
 }
 
+static kvs_delta_layer delta_layer(const side *side)
+{
+    kvs_delta_layer layer = DELTA;
+    layer.conv = side->delta_weights[0];
+    layer.dt_bias = side->delta_weights[1];
+    layer.decay = side->delta_weights[2];
+    return layer;
+}
+
+kvs_status side_add_delta(side *side, uint32_t *id)
+{
+    const kvs_delta_layer layer = delta_layer(side);
+    return kvs_tape_add_delta(side->tape, &layer, id);
+}
+
+void side_open_state(side *side, uint32_t n_deltas)
+{
+    kvs_delta_layer layers[MAX_DELTAS];
+    const kvs_state_desc desc = {
+        .struct_size = sizeof desc, .n_layers = n_deltas, .layers = layers, .log_rows = MAX_ROWS};
+    for (uint32_t i = 0; i < n_deltas; i++) {
+        layers[i] = delta_layer(side);
+    }
+    EXPECT_OK(kvs_device_set_hook(side->device, NULL, NULL));
+    EXPECT_OK(kvs_state_create(side->device, &desc, &side->state));
+    EXPECT_OK(kvs_state_attach(side->state, side->seq));
+}
+
 kvs_status side_bind(side *side, uint64_t n_missing)
 {
     kvs_tape_info info = {.struct_size = sizeof info};
@@ -134,7 +182,8 @@ static void release_part(side *side, uint32_t part)
         kvs_tape_release(side->tape);
         break;
     case 2:
-        kvs_seq_release(side->seq);
+        kvs_seq_release(side->seq); /* not retained by its state */
+        kvs_state_release(side->state);
         break;
     case 3:
         kvs_cache_release(side->cache);
@@ -148,6 +197,9 @@ static void release_part(side *side, uint32_t part)
     default:
         for (uint32_t i = part - 6; i < N_WEIGHTS; i += 2) {
             kvs_weight_release(side->weights[i]);
+        }
+        for (uint32_t i = part - 6; i < N_DELTA_WEIGHTS; i += 2) {
+            kvs_weight_release(side->delta_weights[i]);
         }
     }
 }
