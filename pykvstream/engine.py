@@ -36,6 +36,7 @@ from pykvstream.runtime.layout import (
     require_callable,
     require_int,
 )
+from pykvstream.runtime.saving import Saved
 from pykvstream.runtime.session import ForwardProgress, LogitsWanted, SessionStats, TokenSession
 from pykvstream.runtime.target import Blueprint, MemoryReport, Phase, Progress, Target, TargetOptions, require_token_ids
 from pykvstream.sampling import Sampler, SamplerState, SamplingParams, fork_seed
@@ -220,6 +221,17 @@ class Model:
         ctx_tokens = self.plan.ctx_tokens if ctx_size is None else ctx_size
         return Session(self, TokenSession(self._target, ctx_tokens), seed)
 
+    def load_session(self, path: str | os.PathLike[str], *, ctx_size: int | None = None) -> Session:
+        """The conversation that ``Session.save`` wrote, ready to go on with the same bits.
+
+        The arena may have another size; model, cache types and rotation must be those of the saved one.
+        ``ctx_size``: by default as it had. A conversation that is longer, or planned for more than the model was
+        opened with, raises ``InvalidArgument``.
+        Raises ``NotFound``, ``DeviceError``, or ``FormatError`` naming section and offset of what is damaged or
+        foreign; no session has changed then.
+        """
+        return Session._of(self, *TokenSession.load(self._target, path, ctx_size))
+
     def check_integrity(self) -> None:
         """Recompute every invariant of the core's objects. For tests."""
         self._target.check_integrity()
@@ -317,6 +329,23 @@ class Session:
         self._n_forks += 1
         child._transcript = self._transcript.copy()
         return child
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the conversation into a file that ``Model.load_session`` reads: history, tokens, seed and messages.
+
+        An answer in the making is saved as far as it has come. Sampling parameters are not part of it.
+        Raises ``DeviceError`` when it cannot be written, ``InvalidArgument`` for messages that JSON cannot hold; a file
+        of that name is as it was then.
+        """
+        with self._core.turn:
+            self._core.save(path, self.seed, self._n_forks, self._transcript)
+
+    @classmethod
+    def _of(cls, model: Model, core: TokenSession, saved: Saved) -> Self:
+        session = cls(model, core, saved.seed)
+        session._n_forks = saved.n_forks
+        session._transcript = saved.transcript
+        return session
 
     def cancel(self) -> None:
         """Stop the answer that is being generated, from any thread; the conversation stays usable.

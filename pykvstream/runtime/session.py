@@ -8,6 +8,7 @@ A token that was chosen but not yet run is *pending*: it belongs to the conversa
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -22,7 +23,9 @@ from pykvstream.core.tape import CancelFlag
 from pykvstream.errors import Busy, Cancelled, Closed, ContextFull, InvalidArgument
 from pykvstream.runtime.context import Context
 from pykvstream.runtime.layout import PAGE_TOKENS, require_callable, require_int
+from pykvstream.runtime.saving import Saved, load_context, save_context
 from pykvstream.runtime.target import Call, Phase, Target, as_tokens
+from pykvstream.text.transcript import Transcript
 
 LogitsWanted = Literal["last", "all", "none"]
 
@@ -278,6 +281,25 @@ class TokenSession:
             child = TokenSession(self._target, self._ctx_tokens, self._target.fork(self._context))
             child._tokens = list(self._tokens)
             return child
+
+    def save(self, path: str | os.PathLike[str], seed: int, n_forks: int, transcript: Transcript) -> None:
+        """Write the conversation and what belongs to it into a file; see ``save_context``."""
+        with self._target.turn:
+            self._reconcile()
+            saved = Saved(self._ctx_tokens, self.tokens, seed, n_forks, transcript)
+            save_context(path, self._target, self._context, saved)
+
+    @classmethod
+    def load(
+        cls, target: Target, path: str | os.PathLike[str], ctx_tokens: int | None
+    ) -> tuple[TokenSession, Saved]:
+        """A session out of a file, and what was saved with it; see ``load_context``."""
+        with target.turn:
+            target.require_open()
+            saved, context = load_context(path, target, ctx_tokens)
+            session = cls(target, saved.ctx_tokens, context)
+            session._tokens = list(saved.tokens)
+            return session, saved
 
     @property
     def stats(self) -> SessionStats:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from pykvstream.core.arena import Arena
 from pykvstream.core.device import Device
-from pykvstream.core.kv import Cache, KvFlag, KvLayer, record_layout
+from pykvstream.core.kv import Cache, KvFlag, KvLayer, RecordInfo, record_layout
 from pykvstream.core.pager import Pager, PagerInfo
 from pykvstream.core.phase import CoordinatorState, PhaseCoordinator, PhaseRegion
 from pykvstream.core.state import CHUNK_TOKENS, State, state_bytes
@@ -298,6 +298,19 @@ class Target:
         return MemoryReport(
             self.plan.arena_bytes, self.blueprint.weights.device_bytes, self.blueprint.state_bytes
         )
+
+    @property
+    def records(self) -> tuple[RecordInfo, ...]:
+        """How the page records of each layer with keys and values lie."""
+        return self._cache.records
+
+    def publish_wait(self) -> None:
+        """Wait until every committed row is in host history."""
+        self._pager.publish_wait()
+
+    def before_file(self) -> None:
+        """Let the device's fault hook strike before a file is read or written."""
+        self._device.before_file()
 
     def context(self, ctx_tokens: int) -> Context:
         """An empty sequence. Its history grows in host memory as it is written; a recurrent state is all there."""
