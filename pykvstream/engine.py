@@ -28,6 +28,7 @@ from pykvstream.gguf import TYPES_BY_ID, GgmlType, GgufFile
 from pykvstream.locate import find_model
 from pykvstream.models import ModelConfig
 from pykvstream.runtime.admission import check_context, check_host_memory, host_memory_available
+from pykvstream.runtime.checkpoints import checkpoint_bytes_of
 from pykvstream.runtime.layout import (
     ALIGNMENT_BYTES,
     ArenaPlan,
@@ -105,6 +106,7 @@ class Model:
         ubatch_size: int = DEFAULT_UBATCH,
         threads: int = 0,
         kv_rotation: bool = True,
+        checkpoint_mib: float | None = None,
         progress: Progress | None = None,
     ) -> Self:
         """Load a GGUF file (or ``demo``) and reserve its arena.
@@ -113,6 +115,8 @@ class Model:
         resident, but not more than a quarter of the memory that is free.
         ``ctx_size``: the longest context of any session, by default the model's own.
         ``ubatch_size``: rows of a prompt pass. ``threads``: 0 for one per core.
+        ``checkpoint_mib``: host memory for recurrent states of the past, which let a conversation of a hybrid model go
+        back; by default room for 32 of them, but not more than 256 MiB; 0 keeps none.
         ``progress(tensor name, bytes)`` is called for each weight that was loaded.
 
         The file stays mapped and must not change until ``close``. One that has been cut is refused with
@@ -135,7 +139,8 @@ class Model:
             ctx_tokens = config.n_ctx_train if ctx_size is None else ctx_size
             check_context(ctx_tokens, config.n_ctx_train)
             types = cache_type(cache_type_k), cache_type(cache_type_v)
-            options = TargetOptions(*types, ubatch_size, ctx_tokens, kv_rotation)
+            kept = None if checkpoint_mib is None else checkpoint_bytes_of(checkpoint_mib)
+            options = TargetOptions(*types, ubatch_size, ctx_tokens, kv_rotation, checkpoint_bytes=kept)
             core = Device(threads)
             arena_bytes = _admit(file, config, core, options, arena_mib)
             blueprint = Blueprint(file, config, core, options, progress)

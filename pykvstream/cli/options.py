@@ -67,6 +67,7 @@ class ModelOptions:
     ubatch_size: int
     threads: int
     kv_rotation: bool
+    checkpoint_mib: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +201,7 @@ def _model_options(args: argparse.Namespace) -> ModelOptions:
         ubatch_size=args.ubatch_size,
         threads=max(args.threads, 0),
         kv_rotation=args.kv_rotation,
+        checkpoint_mib=args.checkpoint_mib,
     )
 
 

@@ -42,6 +42,7 @@ def open_model(options: ModelOptions, progress: bool | None) -> Model:
             ubatch_size=options.ubatch_size,
             threads=options.threads,
             kv_rotation=options.kv_rotation,
+            checkpoint_mib=options.checkpoint_mib,
             progress=show,
         )
 
