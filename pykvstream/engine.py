@@ -430,7 +430,7 @@ class Session:
                 chat = self._transcript.first(tokenizer, [*first, *turn], setting)
             generation = self._generation_of(chat, params, stop, max_tokens, False, on_progress)
             if chat.n_kept < len(tokens):
-                self._core.truncate(chat.n_kept)
+                self._core.truncate(chat.n_kept, or_begin_anew=True)
                 self._transcript.cut()
             return generation.run(chat.prompt.ids)
 
@@ -523,7 +523,8 @@ class _Generation:
     def _pieces(self, ids: Sequence[int]) -> Iterator[Piece]:
         if not ids and not self._core.tokens:
             raise InvalidArgument("an empty prompt in an empty conversation")
-        logits = self._forward(ids, Phase.PREFILL)
+        marks = self._chat.marks(self._session.model.tokenizer) if self._chat is not None else ()
+        logits = self._forward(ids, Phase.PREFILL, marks)
         if self._chat is not None:
             self._session._transcript.begin(self._chat)
         n_emitted = 0
@@ -540,12 +541,12 @@ class _Generation:
             if is_going_on and len(self._core.tokens) < self._core.ctx_tokens:
                 logits = self._forward((), Phase.DECODE)
 
-    def _forward(self, ids: Sequence[int], phase: Phase) -> NDArray[np.float32]:
+    def _forward(self, ids: Sequence[int], phase: Phase, marks: Sequence[int] = ()) -> NDArray[np.float32]:
         """Logits for the next token."""
         if not ids and phase is Phase.PREFILL:
             self._core.rewind()
         on_progress = self._on_progress if phase is Phase.PREFILL else None
-        logits = self._core.forward(ids, phase=phase, on_progress=on_progress)
+        logits = self._core.forward(ids, phase=phase, on_progress=on_progress, marks=marks)
         if phase is Phase.PREFILL:
             self._sampler.restore(SamplerState(seed=self._session.seed, tokens=self._core.tokens))
         return logits

@@ -37,7 +37,8 @@ _U64_MAX = (1 << 64) - 1
 class Saved:
     """A conversation without its history. ``seed`` and ``tokens`` are all that a sampler remembers.
 
-    ``n_forks``: forks that were made, which decide the seed of the next.
+    ``n_forks``: forks that were made, which decide the seed of the next. ``ran``: of tokens beside a recurrent state,
+    the phase in which each was run; tokens that are no longer in the cache are run again like that.
     """
 
     ctx_tokens: int
@@ -45,6 +46,7 @@ class Saved:
     seed: int
     n_forks: int
     transcript: Transcript
+    ran: bytes = b""
 
 
 def _weights_digest(file: GgufFile) -> str:
@@ -90,6 +92,7 @@ def save_context(path: str | os.PathLike[str], target: Target, context: Context,
         "n_cached": n_cached,
         "seed": saved.seed,
         "n_forks": saved.n_forks,
+        "ran": _stretches(saved.ran),
     }
     state = [context.state.save().data] if context.state is not None and n_cached else []
     write_sections(
@@ -103,6 +106,25 @@ def save_context(path: str | os.PathLike[str], target: Target, context: Context,
         },
         target.before_file,
     )
+
+
+def _stretches(ran: bytes) -> list[int]:
+    """Tokens that were run as a prompt, as an answer, as a prompt and so on."""
+    lengths = [0]
+    for phase in ran:
+        if phase != (len(lengths) - 1) % 2:
+            lengths.append(0)
+        lengths[-1] += 1
+    return lengths
+
+
+def _read_ran(file: SectionReader, setting: Mapping[str, object], n_least: int, n_most: int) -> bytes:
+    lengths = setting.get("ran")
+    if not isinstance(lengths, list) or not all(type(n) is int and 0 <= n <= n_most for n in lengths):
+        raise file.refusal("setting", f"ran is {lengths!r:.40}, no list of numbers of tokens")
+    if not n_least <= sum(lengths) <= n_most:
+        raise file.refusal("setting", f"ran has {sum(lengths)} tokens, not {n_least} to {n_most}")
+    return b"".join(bytes([i % 2]) * n for i, n in enumerate(lengths))
 
 
 def _messages_json(transcript: Transcript) -> bytes:
@@ -177,6 +199,7 @@ def _read_saved(file: SectionReader, target: Target, wanted: int | None) -> tupl
     n_cached = _int_of(file, setting, "n_cached", 0, n_tokens)
     seed = _int_of(file, setting, "seed", 0, _U64_MAX)
     n_forks = _int_of(file, setting, "n_forks", 0, _U64_MAX - 1)
+    ran = _read_ran(file, setting, n_cached, n_tokens) if target.blueprint.deltas else b""
     size = ctx_tokens if wanted is None else wanted
     require_int("ctx_size", size)
     if n_tokens > min(size, target.plan.ctx_tokens):
@@ -196,7 +219,7 @@ def _read_saved(file: SectionReader, target: Target, wanted: int | None) -> tupl
     transcript = Transcript.of(_read_object(file, "messages", _LARGEST_MESSAGES))
     if transcript is None:
         raise file.refusal("messages", "neither a list of messages nor none")
-    return Saved(size, tuple(tokens.tolist()), seed, n_forks, transcript), n_cached
+    return Saved(size, tuple(tokens.tolist()), seed, n_forks, transcript, ran), n_cached
 
 
 def _read_object(file: SectionReader, name: str, largest: int) -> dict[str, object]:

@@ -379,7 +379,11 @@ class TokenSession:
         """Write the conversation and what belongs to it into a file; see ``save_context``."""
         with self._target.turn:
             self._reconcile()
-            saved = Saved(self._ctx_tokens, self.tokens, seed, n_forks, transcript)
+            begin = self._begin_of_chunk()
+            if begin < self.n_cached:
+                # Whoever loads has no snapshots: what a prompt would go back to is what has to be in the file.
+                self._target.go_back(self._context, begin)
+            saved = Saved(self._ctx_tokens, self.tokens, seed, n_forks, transcript, bytes(self._ran))
             save_context(path, self._target, self._context, saved)
 
     @classmethod
@@ -392,6 +396,7 @@ class TokenSession:
             saved, context = load_context(path, target, ctx_tokens)
             session = cls(target, saved.ctx_tokens, context)
             session._tokens = list(saved.tokens)
+            session._ran = bytearray(saved.ran)
             return session, saved
 
     @property

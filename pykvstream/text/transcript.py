@@ -33,6 +33,16 @@ class Turn:
     n_kept: int
     prompt: ChatPrompt
 
+    def marks(self, tokenizer: Tokenizer) -> tuple[int, ...]:
+        """Where the conversation may be gone back to: this turn's beginning, and its last two messages'.
+
+        Templates open each message with the same special token.
+        """
+        ids = self.prompt.ids
+        opening = next((token for token in ids if tokenizer.is_special(token)), None)
+        messages = [self.n_kept + i for i, token in enumerate(ids) if token == opening]
+        return (self.n_kept, *messages[-2:])
+
 
 class Transcript:
     """The messages of one conversation, None where they are not known, and the answer in the making."""

@@ -23,6 +23,7 @@ from pykvstream.errors import InvalidArgument, KvStreamError, NotFound
 from pykvstream.runtime.checkpoints import CheckpointStore, checkpoint_bytes_of, checkpoint_slots
 from pykvstream.runtime.session import TokenSession
 from pykvstream.runtime.target import Phase
+from pykvstream.text.transcript import Transcript
 from tests.random_hybrid import HybridShape, write_random_hybrid
 from tests.rigs import Rig, open_rig, tokens_of
 from tests.stack import Fault
@@ -180,6 +181,25 @@ def test_a_branch_that_comes_back_goes_on_as_if_it_had_never_left(rig: Rig) -> N
             assert session.forward(one).tobytes() == first
         session.truncate(500)
         assert session.forward(other).tobytes() == second
+
+
+@pytest.mark.parametrize("n_answer", [0, 9])
+@pytest.mark.parametrize("phase", Phase)
+def test_a_session_out_of_a_file_has_no_snapshots_and_goes_on_alike(
+    rig: Rig, tmp_path: Path, n_answer: int, phase: Phase
+) -> None:
+    rng = random.Random(13)
+    with closing(rig.session()) as session:
+        talk = Conversation(rig, session, [])
+        talk.say(Phase.PREFILL, words(rng, 300))
+        if n_answer:
+            talk.say(Phase.DECODE, words(rng, n_answer))
+        session.save(tmp_path / "saved", 1, 0, Transcript())
+        loaded, _ = TokenSession.load(rig.target, tmp_path / "saved", None)
+        with closing(loaded):
+            assert loaded.tokens == session.tokens and not loaded._context.kept
+            more = words(rng, 40)
+            assert loaded.forward(more, phase=phase).tobytes() == talk.say(phase, more) == replayed(rig, talk.said)
 
 
 def test_the_last_token_can_be_run_again(rig: Rig) -> None:
