@@ -28,6 +28,7 @@ from pykvstream.gguf import TYPES_BY_ID, GgmlType, GgufFile
 from pykvstream.locate import find_model
 from pykvstream.models import ModelConfig
 from pykvstream.runtime.admission import check_context, check_host_memory, host_memory_available
+from pykvstream.runtime.checkpoints import checkpoint_bytes_of
 from pykvstream.runtime.layout import (
     ALIGNMENT_BYTES,
     ArenaPlan,
@@ -36,6 +37,7 @@ from pykvstream.runtime.layout import (
     require_callable,
     require_int,
 )
+from pykvstream.runtime.saving import Saved
 from pykvstream.runtime.session import ForwardProgress, LogitsWanted, SessionStats, TokenSession
 from pykvstream.runtime.target import Blueprint, MemoryReport, Phase, Progress, Target, TargetOptions, require_token_ids
 from pykvstream.sampling import Sampler, SamplerState, SamplingParams, fork_seed
@@ -104,6 +106,7 @@ class Model:
         ubatch_size: int = DEFAULT_UBATCH,
         threads: int = 0,
         kv_rotation: bool = True,
+        checkpoint_mib: float | None = None,
         progress: Progress | None = None,
     ) -> Self:
         """Load a GGUF file (or ``demo``) and reserve its arena.
@@ -112,6 +115,8 @@ class Model:
         resident, but not more than a quarter of the memory that is free.
         ``ctx_size``: the longest context of any session, by default the model's own.
         ``ubatch_size``: rows of a prompt pass. ``threads``: 0 for one per core.
+        ``checkpoint_mib``: host memory for recurrent states of the past, which let a conversation of a hybrid model go
+        back; by default room for 32 of them, but not more than 256 MiB; 0 keeps none.
         ``progress(tensor name, bytes)`` is called for each weight that was loaded.
 
         The file stays mapped and must not change until ``close``. One that has been cut is refused with
@@ -134,7 +139,8 @@ class Model:
             ctx_tokens = config.n_ctx_train if ctx_size is None else ctx_size
             check_context(ctx_tokens, config.n_ctx_train)
             types = cache_type(cache_type_k), cache_type(cache_type_v)
-            options = TargetOptions(*types, ubatch_size, ctx_tokens, kv_rotation)
+            kept = None if checkpoint_mib is None else checkpoint_bytes_of(checkpoint_mib)
+            options = TargetOptions(*types, ubatch_size, ctx_tokens, kv_rotation, checkpoint_bytes=kept)
             core = Device(threads)
             arena_bytes = _admit(file, config, core, options, arena_mib)
             blueprint = Blueprint(file, config, core, options, progress)
@@ -219,6 +225,17 @@ class Model:
         """An empty conversation of up to ``ctx_size`` tokens (default: as the model was opened)."""
         ctx_tokens = self.plan.ctx_tokens if ctx_size is None else ctx_size
         return Session(self, TokenSession(self._target, ctx_tokens), seed)
+
+    def load_session(self, path: str | os.PathLike[str], *, ctx_size: int | None = None) -> Session:
+        """The conversation that ``Session.save`` wrote, ready to go on with the same bits.
+
+        The arena may have another size; model, cache types and rotation must be those of the saved one.
+        ``ctx_size``: by default as it had. A conversation that is longer, or planned for more than the model was
+        opened with, raises ``InvalidArgument``.
+        Raises ``NotFound``, ``DeviceError``, or ``FormatError`` naming section and offset of what is damaged or
+        foreign; no session has changed then.
+        """
+        return Session._of(self, *TokenSession.load(self._target, path, ctx_size))
 
     def check_integrity(self) -> None:
         """Recompute every invariant of the core's objects. For tests."""
@@ -318,6 +335,23 @@ class Session:
         child._transcript = self._transcript.copy()
         return child
 
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the conversation into a file that ``Model.load_session`` reads: history, tokens, seed and messages.
+
+        An answer in the making is saved as far as it has come. Sampling parameters are not part of it.
+        Raises ``DeviceError`` when it cannot be written, ``InvalidArgument`` for messages that JSON cannot hold; a file
+        of that name is as it was then.
+        """
+        with self._core.turn:
+            self._core.save(path, self.seed, self._n_forks, self._transcript)
+
+    @classmethod
+    def _of(cls, model: Model, core: TokenSession, saved: Saved) -> Self:
+        session = cls(model, core, saved.seed)
+        session._n_forks = saved.n_forks
+        session._transcript = saved.transcript
+        return session
+
     def cancel(self) -> None:
         """Stop the answer that is being generated, from any thread; the conversation stays usable.
 
@@ -396,7 +430,7 @@ class Session:
                 chat = self._transcript.first(tokenizer, [*first, *turn], setting)
             generation = self._generation_of(chat, params, stop, max_tokens, False, on_progress)
             if chat.n_kept < len(tokens):
-                self._core.truncate(chat.n_kept)
+                self._core.truncate(chat.n_kept, or_begin_anew=True)
                 self._transcript.cut()
             return generation.run(chat.prompt.ids)
 
@@ -489,7 +523,8 @@ class _Generation:
     def _pieces(self, ids: Sequence[int]) -> Iterator[Piece]:
         if not ids and not self._core.tokens:
             raise InvalidArgument("an empty prompt in an empty conversation")
-        logits = self._forward(ids, Phase.PREFILL)
+        marks = self._chat.marks(self._session.model.tokenizer) if self._chat is not None else ()
+        logits = self._forward(ids, Phase.PREFILL, marks)
         if self._chat is not None:
             self._session._transcript.begin(self._chat)
         n_emitted = 0
@@ -506,12 +541,12 @@ class _Generation:
             if is_going_on and len(self._core.tokens) < self._core.ctx_tokens:
                 logits = self._forward((), Phase.DECODE)
 
-    def _forward(self, ids: Sequence[int], phase: Phase) -> NDArray[np.float32]:
+    def _forward(self, ids: Sequence[int], phase: Phase, marks: Sequence[int] = ()) -> NDArray[np.float32]:
         """Logits for the next token."""
         if not ids and phase is Phase.PREFILL:
             self._core.rewind()
         on_progress = self._on_progress if phase is Phase.PREFILL else None
-        logits = self._core.forward(ids, phase=phase, on_progress=on_progress)
+        logits = self._core.forward(ids, phase=phase, on_progress=on_progress, marks=marks)
         if phase is Phase.PREFILL:
             self._sampler.restore(SamplerState(seed=self._session.seed, tokens=self._core.tokens))
         return logits

@@ -92,10 +92,11 @@ def open_rig(
     flags: DeviceFlag = HONEST,
     isa: Isa = Isa.BEST,
     schedule_seed: int = 0,
+    checkpoint_bytes: int | None = None,
 ) -> Rig:
     file = GgufFile.open(path)
     device = Device(threads, flags=flags, isa=isa, schedule_seed=schedule_seed)
-    options = TargetOptions(type_k, type_v, ubatch, ctx, rotation, fused)
+    options = TargetOptions(type_k, type_v, ubatch, ctx, rotation, fused, checkpoint_bytes=checkpoint_bytes)
     blueprint = Blueprint(file, ModelConfig.from_gguf(file), device, options)
     smallest = smallest_arena_bytes(blueprint.shape, ctx, blueprint.needs)
     largest = recommended_arena_bytes(blueprint.shape, ctx, blueprint.needs)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from pykvstream.cli.options import ChatOptions, require_utf8
 from pykvstream.cli.render import ShownAnswer, console, is_shown, note, prefilling, stats_table, summary
-from pykvstream.cli.session import interruptible, open_model, params_for, read_prompt, read_template
+from pykvstream.cli.session import interruptible, open_model, open_session, params_for, read_prompt, read_template
 from pykvstream.engine import Model, Piece, Session
 from pykvstream.errors import ContextFull, KvStreamError
 from pykvstream.runtime.session import SessionStats
@@ -32,6 +32,8 @@ _HELP = """\
 /stats       counters of the session
 /clear       forget the conversation and begin anew
 /save FILE   write the conversation as Markdown
+/save-session FILE
+             write the conversation so that --session FILE goes on with it
 /quit        leave; so does Ctrl-D
 /help        this list
 A backslash at the end of a line continues the message on the next one.
@@ -146,6 +148,18 @@ class Conversation:
         else:
             note(f"saved {len(self.turns)} turns to {name}")
 
+    def save_session(self, name: str) -> None:
+        """Write what ``--session`` goes on with; a failure leaves the old file whole."""
+        if not name:
+            note("/save-session needs a file name")
+            return
+        try:
+            self.session.save(Path(name).expanduser())
+        except (KvStreamError, RuntimeError) as error:
+            note(f"not saved: {error}")
+        else:
+            note(f"saved {len(self.session.tokens)} tokens to {name}")
+
     def markdown(self) -> str:
         """The conversation so far."""
         parts = [f"# Conversation with {self.model.config.name or self.options.model.model}", ""]
@@ -167,7 +181,7 @@ def run(options: ChatOptions) -> int:
         # What the template does not know is refused before anybody types.
         ChatSetting(template, None, options.prompt.reasoning, options.prompt.variables)
         params = params_for(model, options.generation)
-        with model.session(seed=options.generation.seed) as session:
+        with open_session(model, options.model, options.generation) as session:
             conversation = Conversation(options, model, session, params, template)
             _greet(options, session)
             if first is not None:
@@ -182,7 +196,8 @@ def _greet(options: ChatOptions, session: Session) -> None:
     if is_shown(options.output.progress):
         name, arena = options.model.model, session.stats.arena_bytes / (1 << 20)
         size = f"context {session.ctx_size} tokens, arena {arena:,.1f} MiB, seed {session.seed}"
-        note(f"{name}: {size}. /help lists the commands.")
+        said = f", {len(session.tokens)} tokens said" if session.tokens else ""
+        note(f"{name}: {size}{said}. /help lists the commands.")
 
 
 def _calmly(turn: Callable[[], bool | None]) -> bool | None:
@@ -209,6 +224,8 @@ def _obey(conversation: Conversation, message: str) -> bool:
         conversation.clear()
     elif command == "/save":
         conversation.save(rest.strip())
+    elif command == "/save-session":
+        conversation.save_session(rest.strip())
     elif command == "/help":
         note(_HELP)
     else:

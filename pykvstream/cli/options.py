@@ -67,11 +67,15 @@ class ModelOptions:
     ubatch_size: int
     threads: int
     kv_rotation: bool
+    checkpoint_mib: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationOptions:
-    """``dry_breakers`` are texts: only who holds the vocabulary can turn them into the token ids of ``params``."""
+    """``dry_breakers`` are texts: only who holds the vocabulary can turn them into the token ids of ``params``.
+
+    ``session_file``: a saved session to go on with, which has a seed of its own.
+    """
 
     n_predict: int
     seed: int
@@ -79,6 +83,7 @@ class GenerationOptions:
     ignore_eos: bool
     params: SamplingParams
     dry_breakers: tuple[str, ...]
+    session_file: Path | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +163,10 @@ def _generate_options(args: argparse.Namespace) -> GenerateOptions:
 
 
 def _chat_options(args: argparse.Namespace) -> ChatOptions:
+    if args.session is not None and args.seed != RANDOM_SEED:
+        raise InvalidArgument("--seed does not go with --session: the saved session has its own")
+    if args.session is not None and args.system is not None:
+        raise InvalidArgument("--system does not go with --session: the saved session has begun already")
     output = OutputOptions(False, args.stats, args.progress)
     return ChatOptions(_model_options(args), _generation_options(args), _prompt_options(args, False), output)
 
@@ -200,6 +209,7 @@ def _model_options(args: argparse.Namespace) -> ModelOptions:
         ubatch_size=args.ubatch_size,
         threads=max(args.threads, 0),
         kv_rotation=args.kv_rotation,
+        checkpoint_mib=args.checkpoint_mib,
     )
 
 
@@ -227,6 +237,7 @@ def _generation_options(args: argparse.Namespace) -> GenerationOptions:
             **{field: getattr(args, flag) for flag, field in SAMPLING_FIELDS.items()}, logit_bias=dict(args.logit_bias)
         ),
         dry_breakers=DEFAULT_DRY_BREAKERS if breakers is None else tuple(text for text in breakers if text != "none"),
+        session_file=getattr(args, "session", None),
     )
 
 

@@ -22,7 +22,7 @@ from pykvstream.cli.options import (
     Options,
     build,
 )
-from pykvstream.cli.values import arena, bias, contexts, integer, json_object, positive, real
+from pykvstream.cli.values import arena, bias, budget, contexts, integer, json_object, positive, real
 from pykvstream.errors import InvalidArgument
 from pykvstream.sampling.params import SamplingParams
 from pykvstream.text.wishes import UNLIMITED
@@ -137,6 +137,9 @@ def _add_device(parser: _Parser) -> None:
         help="rows of a pass over the prompt (default %(default)s, at most 2048)")  # fmt: skip
     add("-b", "--batch-size", type=positive(), metavar="N",
         help="at least the ubatch size; changes nothing, since prompts run in passes of the ubatch size")  # fmt: skip
+    add("--checkpoint-mib", type=budget, metavar="MIB",
+        help="host memory for past states of hybrid models, so that conversations can go back; 0 keeps none (default:"
+        " room for 32, but not more than 256 MiB)")  # fmt: skip
     add("-t", "--threads", type=integer(-1), default=0, metavar="N", help="compute threads (default: one per core)")
     add("-dev", "--device", default="cpu", metavar="NAME", help="the device (default %(default)s)")
 
@@ -148,7 +151,9 @@ def _add_generation(parser: _Parser, *, is_chat: bool) -> None:
     add("-s", "--seed", type=integer(RANDOM_SEED, 2**64 - 1), default=RANDOM_SEED, metavar="N",
         help="seed of the choice; -1 (default): a random one, printed in the summary")  # fmt: skip
     add("--stop", action="append", default=[], metavar="TEXT", help="end an answer before this text; may be repeated")
-    if not is_chat:
+    if is_chat:
+        add("--session", type=Path, metavar="FILE", help="go on with the conversation that /save-session wrote")
+    else:
         add("--ignore-eos", action="store_true", help="go on where the model would end")
 
 

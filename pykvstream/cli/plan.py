@@ -23,6 +23,7 @@ from pykvstream.locate import find_model
 from pykvstream.models import ModelConfig
 from pykvstream.report import default_contexts, plan_report
 from pykvstream.runtime.admission import HostMemory, check_context, host_memory_available
+from pykvstream.runtime.checkpoints import checkpoint_bytes_of
 from pykvstream.runtime.layout import (
     PAGE_TOKENS,
     POOL_REGION,
@@ -42,7 +43,8 @@ _NARROWEST = 40
 @dataclass(frozen=True, slots=True)
 class Needs:
     """Bytes beside the arena: weights on the device, and what the host must have for weights, arena and full
-    history. ``state_bytes``: recurrent state of each session, log of ``log_rows`` rows included; ``layers`` counts the
+    history. ``state_bytes``: recurrent state of each session, log of ``log_rows`` rows included; ``checkpoint_bytes``:
+    host memory for ``checkpoint_slots`` past states; ``stage_bytes``: what they pass through. ``layers`` counts the
     blocks of the file by what they are. ``n_threads`` compute threads have scratch of their own each, which
     lies inside the arena.
     """
@@ -52,6 +54,9 @@ class Needs:
     state_bytes: int
     log_bytes: int
     log_rows: int
+    checkpoint_slots: int
+    checkpoint_bytes: int
+    stage_bytes: int
     layers: dict[str, int]
     n_threads: int
 
@@ -80,7 +85,10 @@ def make_plan(options: ModelOptions) -> tuple[ArenaPlan, Needs]:
         ctx_tokens = config.n_ctx_train if options.ctx_size is None else options.ctx_size
         check_context(ctx_tokens, config.n_ctx_train)
         types = cache_type(options.cache_type_k), cache_type(options.cache_type_v)
-        target = TargetOptions(*types, options.ubatch_size, ctx_tokens, options.kv_rotation)
+        kept = None if options.checkpoint_mib is None else checkpoint_bytes_of(options.checkpoint_mib)
+        target = TargetOptions(
+            *types, options.ubatch_size, ctx_tokens, options.kv_rotation, checkpoint_bytes=kept
+        )
         blueprint = Blueprint(file, config, device, target, declared=True)
         try:
             if options.arena_mib is None:
@@ -100,6 +108,9 @@ def _needs(blueprint: Blueprint, arena_bytes: int, n_threads: int) -> Needs:
         state_bytes=blueprint.state_bytes,
         log_bytes=blueprint.log_bytes,
         log_rows=blueprint.log_rows if blueprint.deltas else 0,
+        checkpoint_slots=blueprint.checkpoint_slots,
+        checkpoint_bytes=blueprint.checkpoint_bytes,
+        stage_bytes=blueprint.stage_bytes,
         layers=blueprint.config.layer_counts,
         n_threads=n_threads,
     )
@@ -134,6 +145,9 @@ def as_json(
         "state_bytes": needs.state_bytes,
         "log_bytes": needs.log_bytes,
         "log_rows": needs.log_rows,
+        "checkpoint_slots": needs.checkpoint_slots,
+        "checkpoint_bytes": needs.checkpoint_bytes,
+        "stage_bytes": needs.stage_bytes,
         "layers": needs.layers,
         "history_bytes": plan.shape.history_bytes(plan.ctx_tokens),
         "host": {"need_bytes": needs.host_bytes, "have_bytes": min(limits.values()), "limits": limits},
@@ -197,6 +211,8 @@ def _host_text(needs: Needs, memory: HostMemory) -> Text:
     state = (
         f"recurrent state    {with_mib(needs.state_bytes)} for each session,"
         f" {with_mib(needs.log_bytes)} of it a log of {needs.log_rows} rows\n"
+        f"past states        {with_mib(needs.checkpoint_bytes)} of host memory for {needs.checkpoint_slots},"
+        f" {with_mib(needs.stage_bytes)} of device memory to copy them\n"
         if needs.state_bytes
         else ""
     )

@@ -1,6 +1,7 @@
 """From options to an open model, a prompt and interrupts: what ``generate`` and ``chat`` share.
 
-Holds: ``open_model``, ``read_prompt``, ``read_template``, ``read_tools``, ``params_for``, ``Interrupt``.
+Holds: ``open_model``, ``open_session``, ``read_prompt``, ``read_template``, ``read_tools``, ``params_for``,
+``Interrupt``.
 """
 
 from __future__ import annotations
@@ -42,8 +43,16 @@ def open_model(options: ModelOptions, progress: bool | None) -> Model:
             ubatch_size=options.ubatch_size,
             threads=options.threads,
             kv_rotation=options.kv_rotation,
+            checkpoint_mib=options.checkpoint_mib,
             progress=show,
         )
+
+
+def open_session(model: Model, options: ModelOptions, generation: GenerationOptions) -> Session:
+    """An empty session, or the saved one to go on with."""
+    if generation.session_file is None:
+        return model.session(seed=generation.seed)
+    return model.load_session(generation.session_file, ctx_size=options.ctx_size)
 
 
 def read_prompt(options: PromptOptions) -> str | None:

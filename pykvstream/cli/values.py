@@ -57,6 +57,13 @@ def arena(text: str) -> float:
     return value
 
 
+def budget(text: str) -> float:
+    value = real(text)
+    if not 0 <= value < _MOST_MIB:
+        raise argparse.ArgumentTypeError(f"need a size from 0 to below {_MOST_MIB} MiB, got {text}")
+    return value
+
+
 def contexts(text: str) -> tuple[int, ...]:
     check = integer(1)
     return tuple(check(part) for part in text.split(","))

@@ -1,7 +1,7 @@
 """What a model remembers of one sequence: keys and values in pages and, on hybrids, recurrent state.
 
 Both belong together: they are always at the same token. Keys and values can be cut anywhere; a state only within the
-rows that its log still holds, or by an image that was taken before.
+rows that its log still holds, or by an image or a snapshot that was taken before.
 Holds: ``Context``, ``Checkpoint``.
 """
 
@@ -18,6 +18,7 @@ from pykvstream.core.kv import Seq
 from pykvstream.core.pager import Pager
 from pykvstream.core.state import State
 from pykvstream.errors import NotFound
+from pykvstream.runtime.checkpoints import CheckpointStore, KeptStates
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +30,15 @@ class Checkpoint:
 
 
 class Context:
-    """One sequence of a target. ``state`` is None where the model has no recurrent layers."""
+    """One sequence of a target. ``state`` is None where the model has no recurrent layers.
+
+    ``kept``: snapshots of the state at earlier tokens of this very sequence.
+    """
 
     def __init__(self, seq: Seq, state: State | None = None) -> None:
         self.seq = seq
         self.state = state
+        self.kept: KeptStates = {}
         if state is not None:
             state.attach(seq)
 
@@ -57,8 +62,29 @@ class Context:
         info = self.state.info
         if info.open_rows:
             self.state.accept(self.seq, 0)
+        if info.seq_id == 0:
+            self._follow(pager, info.position)
+            return
         n_tokens = min(self.n_tokens, info.position)
         self._cut(pager, n_tokens if self.can_keep(n_tokens) else 0)
+
+    def _follow(self, pager: Pager, n_tokens: int) -> None:
+        """Bring the sequence to a state that was put in place of another one."""
+        if self.state is None:
+            return
+        if n_tokens > self.n_tokens:
+            self._cut(pager, 0)
+            return
+        pager.truncate(self.seq, n_tokens)
+        self.state.attach(self.seq)
+
+    def go_back(self, pager: Pager, store: CheckpointStore, n_tokens: int) -> None:
+        """Go back to where a state is kept. After an error ``settle`` brings both parts to one token, here or there."""
+        if self.state is None:
+            return
+        pager.publish_wait()  # the likeliest to fail, before anything has changed
+        store.restore(self.kept, n_tokens, self.state)
+        self._follow(pager, n_tokens)
 
     def can_keep(self, n_tokens: int) -> bool:
         """Whether the first ``n_tokens`` tokens can be kept and the others dropped."""

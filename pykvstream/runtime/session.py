@@ -4,10 +4,13 @@ Shapes: logits are float32 ``[n, vocab rows]``.
 Holds: ``TokenSession``, ``SessionStats``.
 
 A token that was chosen but not yet run is *pending*: it belongs to the conversation, and the next pass runs it first.
+Tokens that were run and are no longer in the cache, since a recurrent state went back further than was asked, are
+pending too: they are run again as they were run before, so that every bit comes back.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -18,11 +21,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pykvstream.core.pager import PagerInfo
+from pykvstream.core.state import CHUNK_TOKENS
 from pykvstream.core.tape import CancelFlag
 from pykvstream.errors import Busy, Cancelled, Closed, ContextFull, InvalidArgument
+from pykvstream.runtime.checkpoints import grid_point
 from pykvstream.runtime.context import Context
 from pykvstream.runtime.layout import PAGE_TOKENS, require_callable, require_int
+from pykvstream.runtime.saving import Saved, load_context, save_context
 from pykvstream.runtime.target import Call, Phase, Target, as_tokens
+from pykvstream.text.transcript import Transcript
 
 LogitsWanted = Literal["last", "all", "none"]
 
@@ -37,7 +44,8 @@ class SessionStats:
     """Counters of one session since it was made; bytes, pages, milliseconds, tokens per second.
 
     ``resident_pages`` and ``ring_slots`` are the pool's, which the sessions of a model share. Tokens count each time
-    they are run: again after a truncation, and also where the call failed later on.
+    they are run: again after a truncation, and also where the call failed later on. ``recomputed_tokens``: of all
+    these, the ones that were run only to bring a recurrent state back.
     """
 
     arena_bytes: int
@@ -51,6 +59,7 @@ class SessionStats:
     stall_ms: float
     prefill_tokens: int
     decode_tokens: int
+    recomputed_tokens: int
     prefill_tokens_per_s: float
     decode_tokens_per_s: float
 
@@ -69,6 +78,7 @@ class _Meter:
         self.loaded_bytes = 0
         self.copies = 0
         self.stall_ns = 0
+        self.recomputed = 0
 
     def add(self, phase: Phase, n_tokens: int, seconds: float, before: PagerInfo, after: PagerInfo) -> None:
         self.tokens[phase] += n_tokens
@@ -94,6 +104,7 @@ class TokenSession:
         self._ctx_tokens = ctx_tokens
         self._context = target.context(ctx_tokens) if context is None else context
         self._tokens: list[int] = []
+        self._ran = bytearray()  # of tokens beside a recurrent state: the phase in which each was run
         self._cancel = CancelFlag()
         self._meter = _Meter()
         self._call: Call | None = None
@@ -121,7 +132,7 @@ class TokenSession:
         with self._target.turn:
             self._reconcile()
             if self._tokens and self.n_cached == len(self._tokens):
-                self._target.truncate(self._context, len(self._tokens) - 1)
+                self._go_back(len(self._tokens) - 1)
 
     def cancel(self) -> None:
         """Stop the running pass, or the next one. Any thread."""
@@ -139,18 +150,20 @@ class TokenSession:
         phase: Phase = Phase.PREFILL,
         out: NDArray[np.float32] | None = None,
         on_progress: ForwardProgress | None = None,
+        marks: Sequence[int] = (),
     ) -> NDArray[np.float32]:
         """Run pending tokens and ``token_ids``; returns logits ``[m, vocab rows]``.
 
         ``logits="all"``: one row per token of ``token_ids`` (pending tokens have none); ``"last"``: one;
-        ``"none"``: none. ``out``: C-contiguous float32 of that shape to write into.
+        ``"none"``: none. ``out``: C-contiguous float32 of that shape to write into. ``marks``: positions that the
+        conversation may go back to, such as where a message begins; recurrent states are kept near them.
         Raises ``ContextFull`` before anything runs; after any error the session is as it was before the call.
         """
         if not isinstance(phase, Phase):
             raise InvalidArgument(f"phase must be a Phase, got {phase!r}")
         require_callable("on_progress", on_progress)
         with self._target.turn:
-            return self._forward(token_ids, logits, phase, out, on_progress)
+            return self._forward(token_ids, logits, phase, out, on_progress, marks)
 
     def _forward(
         self,
@@ -159,9 +172,10 @@ class TokenSession:
         phase: Phase,
         out: NDArray[np.float32] | None,
         on_progress: ForwardProgress | None,
+        marks: Sequence[int],
     ) -> NDArray[np.float32]:
         self._reconcile()
-        n_cached = self.n_cached
+        n_cached = self._begin_of_chunk() if phase is Phase.PREFILL else self.n_cached
         pending = self._tokens[n_cached:]
         ids = as_tokens(token_ids, self._target.n_vocab_rows)
         if pending:
@@ -178,11 +192,16 @@ class TokenSession:
         rows = _out_rows(out, n_out, self._target.n_vocab_rows)
         first_out = int(ids.size) - n_out
         before = len(self._tokens)
+        n_ran = len(self._ran)
+        ends = self._ends(n_cached, n_cached + int(ids.size), phase, marks)
         self._target.blueprint.file.require_whole()
         outer = self._target.call
-        checkpoint = self._target.checkpoint(self._context, phase, int(ids.size))
+        if n_cached < self.n_cached:
+            self._target.go_back(self._context, n_cached)
+        widest = Phase.PREFILL if Phase.PREFILL.value in self._ran[n_cached:] else phase
+        checkpoint = self._target.checkpoint(self._context, widest, int(ids.size))
         try:
-            passes = self._passes(ids, first_out, rows, phase, on_progress)
+            passes = self._passes(ids, first_out, rows, phase, on_progress, ends)
             self._call = self._target.call = Call(threading.get_ident(), passes, self._cancel)
             for _ in passes:
                 pass
@@ -190,6 +209,7 @@ class TokenSession:
             if isinstance(error, Cancelled):
                 self._cancel.clear()
             del self._tokens[before:]
+            self._forget(n_ran)
             self._target.restore(self._context, checkpoint)
             if isinstance(error, Cancelled):
                 self._target.require_open()  # cancelled because the model closes
@@ -205,27 +225,99 @@ class TokenSession:
         rows: NDArray[np.float32],
         phase: Phase,
         on_progress: ForwardProgress | None,
+        ends: frozenset[int],
     ) -> Generator[None, None, None]:
         position = self.n_cached
         done = 0
         while done < ids.size:
             # Anew for each pass: on_progress may have used another session.
             self._target.require_open()
-            self._target.enter(phase)
-            n = self._target.chunk_rows(phase, position, int(ids.size) - done)
+            now, n_left = self._next_phase(position, phase, int(ids.size) - done, ends)
+            if now is Phase.PREFILL and (position in ends or self._is_decoded(position)):
+                self._target.keep(self._context)
+            self._target.enter(now)
+            n = self._target.chunk_rows(now, position, n_left)
             wanted = np.arange(max(first_out - done, 0), n, dtype=np.uint32)
             begin = max(done - first_out, 0)
             before = self._target.pager_info
             started = time.perf_counter()
             out = rows[begin : begin + wanted.size]
             self._target.run(self._context, ids[done : done + n], wanted, out, self._cancel)
-            self._meter.add(phase, n, time.perf_counter() - started, before, self._target.pager_info)
+            self._meter.add(now, n, time.perf_counter() - started, before, self._target.pager_info)
             done += n
             position += n
             self._tokens[position - n : position] = ids[done - n : done].tolist()
+            self._note(position - n, position, now)
             if on_progress is not None:
                 on_progress(done, int(ids.size))
             yield
+
+    def _begin_of_chunk(self) -> int:
+        """Where a prompt goes on: behind part of a chunk that a prompt has begun, from where the chunk begins, if kept.
+
+        Then the chunk is taken as a whole, and the bits are those of a prompt that was never divided.
+        """
+        n_cached = self.n_cached
+        if n_cached > len(self._ran):
+            return n_cached
+        begin = max(grid_point(n_cached), self._ran.rfind(Phase.DECODE.value, 0, n_cached) + 1)
+        return begin if begin in (0, self._target.newest_kept(self._context, begin)) else n_cached
+
+    def _is_decoded(self, n_tokens: int) -> bool:
+        """Whether the last of the first tokens was decoded: the chunk that a prompt begins there is a short one."""
+        return self._ran[n_tokens - 1 : n_tokens] == bytes([Phase.DECODE.value])
+
+    def _ends(self, n_cached: int, n_tokens: int, phase: Phase, marks: Sequence[int]) -> frozenset[int]:
+        """Where passes end so that a state can be kept: on the grid before marks and before a prompt's last token."""
+        if self._context.state is None or self._target.checkpoints is None:
+            return frozenset()
+        lost = self._ran[n_cached:]
+        runs = lost + bytes([phase.value]) * (n_tokens - n_cached - len(lost)) + bytes([Phase.DECODE.value])
+        lasts = [n_cached + i for i in range(len(runs) - 1) if runs[i] < runs[i + 1]]
+        return frozenset(grid_point(at) for at in (*lasts, *marks) if 0 < at < n_tokens)
+
+    def _next_phase(self, position: int, phase: Phase, n_left: int, ends: frozenset[int]) -> tuple[Phase, int]:
+        """How the token at a position is run, and how many rows may come along. What was run before is run alike."""
+        lost = self._ran[position : position + n_left]
+        if lost:
+            first = lost[0]
+            n_alike = next((i for i, each in enumerate(lost) if each != first), len(lost))
+            now = Phase(first)
+            if now is not phase or n_alike < len(lost):
+                n_left = n_alike
+            phase = now
+        if phase is Phase.PREFILL:
+            n_left = min([n_left, *(end - position for end in ends if end > position)])
+        return phase, n_left
+
+    def _note(self, begin: int, end: int, phase: Phase) -> None:
+        """Tokens were run."""
+        if self._context.state is not None:
+            self._meter.recomputed += max(min(len(self._ran), end) - begin, 0)
+            self._ran[begin:end] = bytes([phase.value]) * (end - begin)
+
+    def _go_back(self, n_tokens: int, *, or_begin_anew: bool = False) -> None:
+        """Have at most ``n_tokens`` in the cache: just these, or where a state is kept, none of the first chunk's.
+
+        Raises ``NotFound``, and nothing has changed, where that is not possible, unless all may be run again.
+        """
+        kept = None if self._context.can_keep(n_tokens) else self._target.newest_kept(self._context, n_tokens)
+        if kept is not None:
+            self._target.go_back(self._context, kept)
+        elif self._context.can_keep(n_tokens):
+            self._target.truncate(self._context, n_tokens)
+        else:
+            self._target.truncate(self._context, 0 if or_begin_anew or n_tokens < CHUNK_TOKENS else n_tokens)
+
+    def _drop(self, n_tokens: int) -> None:
+        """Forget what was said behind ``n_tokens`` tokens."""
+        del self._tokens[n_tokens:]
+        self._forget(n_tokens)
+
+    def _forget(self, n_tokens: int) -> None:
+        """Forget how tokens behind the first ones were run, and the states that this led to."""
+        del self._ran[n_tokens:]
+        self._target.forget(self._context, n_tokens)
 
     def _reconcile(self) -> None:
         """An interrupt or a failed write may have kept an earlier call from cleaning up: tokens decide what
@@ -236,7 +328,8 @@ class TokenSession:
         n_tokens = len(self._tokens)
         if self.n_cached > n_tokens:
             # Tokens of which nothing is cached are pending: the next pass runs them again.
-            self._target.truncate(self._context, n_tokens if self._context.can_keep(n_tokens) else 0)
+            self._go_back(n_tokens, or_begin_anew=True)
+            self._forget(n_tokens)
 
     @property
     def turn(self) -> threading.RLock:
@@ -257,10 +350,12 @@ class TokenSession:
         if self._context.closed:
             raise Closed("the session is closed")
 
-    def truncate(self, n_tokens: int) -> None:
+    def truncate(self, n_tokens: int, *, or_begin_anew: bool = False) -> None:
         """Keep the first ``n_tokens`` tokens of the conversation.
 
-        Raises ``NotFound``, and nothing has changed, where a recurrent state cannot go back so far.
+        A recurrent state goes back to the newest snapshot before them, and the next pass runs the tokens in between
+        again. Raises ``NotFound``, and nothing has changed, where there is none; ``or_begin_anew`` runs all of them
+        again instead.
         """
         require_int("n_tokens", n_tokens, None)
         with self._target.turn:
@@ -268,8 +363,8 @@ class TokenSession:
             if not 0 <= n_tokens <= len(self._tokens):
                 raise InvalidArgument(f"cannot keep {n_tokens} of {len(self._tokens)} tokens")
             if n_tokens < self.n_cached:
-                self._target.truncate(self._context, n_tokens)
-            del self._tokens[n_tokens:]
+                self._go_back(n_tokens, or_begin_anew=or_begin_anew)
+            self._drop(n_tokens)
 
     def fork(self) -> TokenSession:
         """A session with the same tokens; pages are shared until one of the two writes."""
@@ -277,7 +372,32 @@ class TokenSession:
             self._reconcile()
             child = TokenSession(self._target, self._ctx_tokens, self._target.fork(self._context))
             child._tokens = list(self._tokens)
+            child._ran = bytearray(self._ran)
             return child
+
+    def save(self, path: str | os.PathLike[str], seed: int, n_forks: int, transcript: Transcript) -> None:
+        """Write the conversation and what belongs to it into a file; see ``save_context``."""
+        with self._target.turn:
+            self._reconcile()
+            begin = self._begin_of_chunk()
+            if begin < self.n_cached:
+                # Whoever loads has no snapshots: what a prompt would go back to is what has to be in the file.
+                self._target.go_back(self._context, begin)
+            saved = Saved(self._ctx_tokens, self.tokens, seed, n_forks, transcript, bytes(self._ran))
+            save_context(path, self._target, self._context, saved)
+
+    @classmethod
+    def load(
+        cls, target: Target, path: str | os.PathLike[str], ctx_tokens: int | None
+    ) -> tuple[TokenSession, Saved]:
+        """A session out of a file, and what was saved with it; see ``load_context``."""
+        with target.turn:
+            target.require_open()
+            saved, context = load_context(path, target, ctx_tokens)
+            session = cls(target, saved.ctx_tokens, context)
+            session._tokens = list(saved.tokens)
+            session._ran = bytearray(saved.ran)
+            return session, saved
 
     @property
     def stats(self) -> SessionStats:
@@ -301,6 +421,7 @@ class TokenSession:
             stall_ms=self._meter.stall_ns / 1e6,
             prefill_tokens=self._meter.tokens[Phase.PREFILL],
             decode_tokens=self._meter.tokens[Phase.DECODE],
+            recomputed_tokens=self._meter.recomputed,
             prefill_tokens_per_s=self._meter.rate(Phase.PREFILL),
             decode_tokens_per_s=self._meter.rate(Phase.DECODE),
         )

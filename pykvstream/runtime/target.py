@@ -21,8 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pykvstream.core.arena import Arena
+from pykvstream.core.bank import snapshot_bytes
 from pykvstream.core.device import Device
-from pykvstream.core.kv import Cache, KvFlag, KvLayer, record_layout
+from pykvstream.core.kv import Cache, KvFlag, KvLayer, RecordInfo, record_layout
 from pykvstream.core.pager import Pager, PagerInfo
 from pykvstream.core.phase import CoordinatorState, PhaseCoordinator, PhaseRegion
 from pykvstream.core.state import CHUNK_TOKENS, State, state_bytes
@@ -35,6 +36,7 @@ from pykvstream.models.architectures import build_graph
 from pykvstream.models.hybrid_config import HybridConfig
 from pykvstream.models.tensors import check_tensors, row_selections
 from pykvstream.models.weights import FileWeights
+from pykvstream.runtime.checkpoints import CheckpointStore, checkpoint_slots
 from pykvstream.runtime.context import Checkpoint, Context
 from pykvstream.runtime.layout import ArenaPlan, CacheShape, PhaseNeed, Placement, pages_of, plan_arena, require_int
 from pykvstream.runtime.phases import PhaseResources, PhaseTape
@@ -62,7 +64,8 @@ class TargetOptions:
     """Cache types are GGUF type names such as ``Q8_0``; ``ubatch_size`` is the widest prefill pass.
 
     ``log_rows``: of models with recurrent layers, the widest decode or verify pass, whose rows the log of every
-    session must hold; at most ``DECODE_ROWS``.
+    session must hold; at most ``DECODE_ROWS``. ``checkpoint_bytes``: of these, host memory for snapshots of the past;
+    0 keeps none, None chooses.
     """
 
     cache_type_k: GgmlType
@@ -72,15 +75,18 @@ class TargetOptions:
     kv_rotation: bool = True
     fused: bool = True
     log_rows: int = DECODE_ROWS
+    checkpoint_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryReport:
-    """Device bytes by owner: the arena, the weights and the recurrent state of each session are all there is."""
+    """Device bytes by owner: there is nothing beside the arena, the weights, the recurrent state of each session, and
+    what snapshots of such states pass through on their way to host memory."""
 
     arena_bytes: int
     weight_bytes: int
     state_bytes: int = 0
+    stage_bytes: int = 0
 
 
 def kv_layer(config: ModelConfig, options: TargetOptions) -> KvLayer:
@@ -168,6 +174,9 @@ class Blueprint:
                 self._tapes.append(self._lower(graph, device, phase))
             self.log_rows = self.tape(Phase.DECODE).max_rows
             self.state_bytes = state_bytes(device, self.deltas, self.log_rows) if self.deltas else 0
+            self.slot_bytes = snapshot_bytes(device, self.deltas) if self.deltas else 0
+            self.checkpoint_slots = checkpoint_slots(self.slot_bytes, options.checkpoint_bytes) if self.deltas else 0
+            self.stage_bytes = self._stage_bytes(device) if self.checkpoint_slots else 0
             self.log_bytes = 0 if config.hybrid is None else _log_bytes(config.hybrid, self.log_rows)
         except BaseException:
             self.close()
@@ -199,11 +208,21 @@ class Blueprint:
         """Divide an arena. Raises ``NoSpace`` with the smallest that works."""
         return plan_arena(self.shape, arena_bytes, self.options.ctx_tokens, self.needs)
 
+    def _stage_bytes(self, device: Device) -> int:
+        """Two places for the largest layer of a snapshot."""
+        return 2 * max(snapshot_bytes(device, [layer]) for layer in self.deltas)
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        """Host memory of all snapshots."""
+        return self.checkpoint_slots * self.slot_bytes
+
     def host_bytes(self, arena_bytes: int) -> int:
-        """What opening takes of host memory: weights, arena, the full context of one session, its recurrent state, and
-        the image of that which a prompt can be undone by."""
+        """What opening takes of host memory: weights, arena, the full context of one session, its recurrent state, the
+        image of that which a prompt can be undone by, and snapshots with what they pass through."""
         history = self.shape.history_bytes(self.options.ctx_tokens)
-        return history + arena_bytes + self.weights.device_bytes + 2 * self.state_bytes
+        states = 2 * self.state_bytes + self.checkpoint_bytes + self.stage_bytes
+        return history + arena_bytes + self.weights.device_bytes + states
 
     def close(self) -> None:
         for tape in self._tapes:
@@ -254,6 +273,10 @@ class Target:
                     ]
                 )
             self._coordinator.add_consumer(self._resources)
+            self.checkpoints: CheckpointStore | None = None
+            if blueprint.checkpoint_slots:
+                self.checkpoints = CheckpointStore(device, blueprint.deltas, blueprint.checkpoint_slots)
+                stack.callback(self.checkpoints.close)
             self._handles = stack.pop_all()
         decode = self.plan.phases[Phase.DECODE.value]
         self._placer: Placer | None = Placer(decode, self.plan.shape.run_pages, self._resources.place)
@@ -296,8 +319,24 @@ class Target:
     @property
     def report(self) -> MemoryReport:
         return MemoryReport(
-            self.plan.arena_bytes, self.blueprint.weights.device_bytes, self.blueprint.state_bytes
+            self.plan.arena_bytes,
+            self.blueprint.weights.device_bytes,
+            self.blueprint.state_bytes,
+            self.blueprint.stage_bytes,
         )
+
+    @property
+    def records(self) -> tuple[RecordInfo, ...]:
+        """How the page records of each layer with keys and values lie."""
+        return self._cache.records
+
+    def publish_wait(self) -> None:
+        """Wait until every committed row is in host history."""
+        self._pager.publish_wait()
+
+    def before_file(self) -> None:
+        """Let the device's fault hook strike before a file is read or written."""
+        self._device.before_file()
 
     def context(self, ctx_tokens: int) -> Context:
         """An empty sequence. Its history grows in host memory as it is written; a recurrent state is all there."""
@@ -341,7 +380,10 @@ class Target:
         return self._resources.placement_of(phase.value)
 
     def chunk_rows(self, phase: Phase, position: int, n_left: int) -> int:
-        """Rows of the next pass: prompts end on the grid, other passes are as wide as the phase allows."""
+        """Rows of the next pass: prompts end on the grid, other passes are as wide as the phase allows.
+
+        ``n_left`` up to where a pass must end: on the chunks of recurrent layers that changes no bit.
+        """
         width = self.blueprint.tape(phase).max_rows
         room = width - position % width if phase is Phase.PREFILL else width
         return min(room, n_left)
@@ -386,6 +428,27 @@ class Target:
         """Keep the first tokens. Raises ``NotFound``, and nothing has changed, where the recurrent state lacks them."""
         context.truncate(self._pager, n_tokens)
 
+    def keep(self, context: Context) -> None:
+        """Keep a snapshot of the recurrent state as it stands."""
+        if self.checkpoints is not None and context.state is not None:
+            self.checkpoints.capture(context.state, context.kept)
+
+    def newest_kept(self, context: Context, n_tokens: int) -> int | None:
+        """The last position up to ``n_tokens`` that ``go_back`` reaches."""
+        return None if self.checkpoints is None else self.checkpoints.newest(context.kept, n_tokens)
+
+    def go_back(self, context: Context, n_tokens: int) -> None:
+        """Go back to a position of which a snapshot is kept, or to the beginning. After an error see ``recover``."""
+        if n_tokens == 0 or self.checkpoints is None:
+            context.truncate(self._pager, n_tokens)
+        else:
+            context.go_back(self._pager, self.checkpoints, n_tokens)
+
+    def forget(self, context: Context, beyond: int) -> None:
+        """Let go of snapshots beyond a position: tokens there are others now."""
+        if self.checkpoints is not None:
+            self.checkpoints.release(context.kept, beyond)
+
     def checkpoint(self, context: Context, phase: Phase, n_tokens: int) -> Checkpoint:
         """What it takes to go back after running ``n_tokens``: an image of the state where its log will not do."""
         is_logged = phase is Phase.DECODE and n_tokens <= self.blueprint.log_rows
@@ -400,6 +463,8 @@ class Target:
         """A context with the same history; pages are shared until one of the two writes."""
         self._pager.publish_wait()
         child = context.fork(self._device)
+        if self.checkpoints is not None:
+            child.kept = self.checkpoints.share(context.kept)
         self._contexts.add(child)
         return child
 
@@ -411,6 +476,7 @@ class Target:
                     self._pager.end(0)
                 self._pager.drop(context.seq)
         finally:
+            self.forget(context, -1)
             context.close()
 
     def check_integrity(self) -> None:
@@ -419,6 +485,8 @@ class Target:
             part.check_integrity()
         for context in self._contexts:
             context.check_integrity()
+        if self.checkpoints is not None:
+            self.checkpoints.check_integrity()
 
     def stop(self) -> None:
         """Refuse whoever comes from now on, and cancel the call that is at work. Any thread.

@@ -246,6 +246,10 @@ class Tokenizer:
         """Return the id of the token spelled exactly ``text`` in the file, or None."""
         return self._ids.get(text)
 
+    def is_special(self, token: int) -> bool:
+        """Whether the token is a control or user-defined one, which user text never becomes."""
+        return token < self.n_vocab and self.types[token] in (CONTROL, USER_DEFINED)
+
     def encode(self, text: str, *, specials: bool = False, bos: bool = False) -> list[int]:
         """Return the ids of ``text``; ``bos`` adds the leading token where the file asks for one.
 

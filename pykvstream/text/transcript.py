@@ -33,6 +33,16 @@ class Turn:
     n_kept: int
     prompt: ChatPrompt
 
+    def marks(self, tokenizer: Tokenizer) -> tuple[int, ...]:
+        """Where the conversation may be gone back to: this turn's beginning, and its last two messages'.
+
+        Templates open each message with the same special token.
+        """
+        ids = self.prompt.ids
+        opening = next((token for token in ids if tokenizer.is_special(token)), None)
+        messages = [self.n_kept + i for i, token in enumerate(ids) if token == opening]
+        return (self.n_kept, *messages[-2:])
+
 
 class Transcript:
     """The messages of one conversation, None where they are not known, and the answer in the making."""
@@ -67,6 +77,27 @@ class Transcript:
         child._messages, child._is_behind = self._said(), self._is_behind
         child._is_thinking = self._is_thinking if self._parser is None else self._parser.is_reasoning
         return child
+
+    def dump(self) -> dict[str, object]:
+        """What ``of`` makes a copy from: values that JSON can hold where the messages are such."""
+        child = self.copy()
+        messages = None if child._messages is None else [dict(message) for message in child._messages]
+        return {"messages": messages, "is_behind": child._is_behind, "is_thinking": child._is_thinking}
+
+    @classmethod
+    def of(cls, dumped: Mapping[str, object]) -> Transcript | None:
+        """The transcript that ``dump`` described; None for what it cannot have written."""
+        messages, is_behind, is_thinking = (dumped.get(key, ...) for key in ("messages", "is_behind", "is_thinking"))
+        if not isinstance(is_behind, bool) or not isinstance(is_thinking, bool):
+            return None
+        made = cls()
+        made._is_behind, made._is_thinking = is_behind, is_thinking
+        if messages is None:
+            return made
+        if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+            return None
+        made._messages = tuple(messages)
+        return made
 
     def first(self, tokenizer: Tokenizer, messages: Sequence[Message], setting: ChatSetting) -> Turn:
         """The turn that begins a conversation."""

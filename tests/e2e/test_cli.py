@@ -428,6 +428,25 @@ def test_chat_sets_reasoning_apart_and_drops_it_with_the_next_question(
     assert text.count("\n> ") >= 2 and text.count("THOUGHT\n\n") == 2
 
 
+def test_chat_goes_on_with_a_saved_session_as_if_it_had_not_stopped(
+    run: Run, model: str, typed: Callable[[str], None], thinking: tuple[str, ...], tmp_path: Path
+) -> None:
+    saved = tmp_path / "talk.session"
+    flags = (*QUICK, "-n", "9", "--no-progress", *NO_END, *thinking)
+    typed("first\nsecond\n")
+    whole = run("chat", model, *flags, "-s", "4").out
+    typed(f"first\n/save-session {saved}\n/save-session\n/save-session {tmp_path}/none/talk\n")
+    ran = run("chat", model, *flags, "-s", "4")
+    assert f"tokens to {saved}" in ran.err and "needs a file name" in ran.err and "not saved: session file" in ran.err
+    typed("second\n")
+    on = run("chat", model, *flags, "--session", str(saved), "--arena-mib", "4")
+    assert on.code == 0 and ran.out + on.out == whole
+    saved.write_bytes(saved.read_bytes()[:-1])
+    assert_one_line(run("chat", model, *flags, "--session", str(saved)), "session file", "offset")
+    for own in (("-s", "4"), ("-sys", "be kind")):
+        assert_one_line(run("chat", model, *flags, "--session", str(saved), *own), "--session", code=2)
+
+
 def test_clear_begins_anew_with_the_same_answer(run: Run, model: str, typed: Callable[[str], None]) -> None:
     typed("hello\n/clear\nhello\n")
     ran = run("chat", model, *CHAT)

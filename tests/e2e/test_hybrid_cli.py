@@ -63,8 +63,14 @@ def test_plan_counts_state_and_log(run: Run, model: str) -> None:
     assert plan["layers"] == {"full attention": 2, "recurrent": 6, "mtp": 1} and plan["n_layers"] == 2
     assert plan["log_rows"] == 64 and plan["log_bytes"] == 2 * 64 * 6 * 4 * (CHANNELS + 2 * VALUE_HEADS)
     assert plan["state_bytes"] > plan["log_bytes"]
-    parts = ("arena_bytes", "history_bytes", "weight_bytes", "state_bytes", "state_bytes")
-    assert plan["host"]["need_bytes"] == sum(plan[part] for part in parts)
+    parts = ("arena_bytes", "history_bytes", "weight_bytes", "state_bytes", "state_bytes", "checkpoint_bytes")
+    assert plan["host"]["need_bytes"] == sum(plan[part] for part in parts) + plan["stage_bytes"]
+    assert plan["checkpoint_slots"] == 32 and plan["checkpoint_bytes"] == 32 * 6 * 4 * (6 * 16 * 16 + 3 * CHANNELS)
+    assert plan["stage_bytes"] == 2 * plan["checkpoint_bytes"] // 32 // 6
+    none = as_json(run, "plan", model, "-c", "1024", "--checkpoint-mib", "0")
+    assert none["checkpoint_slots"] == none["stage_bytes"] == 0
+    saved = plan["checkpoint_bytes"] + plan["stage_bytes"]
+    assert none["host"]["need_bytes"] == plan["host"]["need_bytes"] - saved
     code, out = run("plan", model, "-c", "1024")
     assert code == 0 and "recurrent state" in out and "2 full attention, 6 recurrent, 1 mtp" in " ".join(out.split())
 
