@@ -67,7 +67,8 @@ kvs_status kvs_bank_get_snapshot(kvs_bank *bank, uint32_t slot, kvs_snapshot_inf
 
 /* Begin a capture; what the slot held is gone. Waits until the copies of all layers but the last two are done.
  * thread: owner of the device's work. errors: EINVAL slot, or a state of other sizes; EBUSY a capture is not published, the state
- * has pending rows (fold first) or an open pass; EIO; the hook's. On any error the slot is empty and the state as it was */
+ * has pending rows (fold first) or an open pass; EIO; the hook's. After a copy that
+ * failed the slot is empty, after any other error it is as before; the state is as it was */
 kvs_status kvs_bank_capture_wait(kvs_bank *bank, uint32_t slot, kvs_state *state);
 
 /* End the capture: its slot is valid. Without one nothing happens. thread: owner. errors: EIO a copy failed (the slot is empty) */
