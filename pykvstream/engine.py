@@ -229,7 +229,8 @@ class Model:
     def load_session(self, path: str | os.PathLike[str], *, ctx_size: int | None = None) -> Session:
         """The conversation that ``Session.save`` wrote, ready to go on with the same bits.
 
-        The arena may have another size; model, cache types and rotation must be those of the saved one.
+        The arena may have another size; model, cache types and rotation must be those of the saved one. Of recurrent
+        states that are kept to go back to, only the newest is in the file, and it takes room among the checkpoints.
         ``ctx_size``: by default as it had. A conversation that is longer, or planned for more than the model was
         opened with, raises ``InvalidArgument``.
         Raises ``NotFound``, ``DeviceError``, or ``FormatError`` naming section and offset of what is damaged or

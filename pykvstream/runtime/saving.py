@@ -1,8 +1,10 @@
 """What is saved of a conversation, and how it comes back: on the same model, in whatever arena.
 
 Sections: ``setting`` says of what model and cache the history is and how long it is; ``tokens``, pending ones too, as
-uint32; ``messages``, as JSON; ``state``, the image of the recurrent state, empty without one; ``pages``, whole records,
-page by page and in each the layers in order. Rows behind the last token are zeros, whatever stood there.
+uint32; ``messages``, as JSON; ``state``, the image of the
+recurrent state, empty without one; ``kept``, the newest earlier one, from which a chunk that a prompt has begun is
+taken as a whole; ``pages``, whole records, page by page and in each the layers in order. Rows behind the last token
+are zeros, whatever stood there.
 Holds: ``Saved``, ``save_context``, ``load_context``. Nothing that exists is touched by a file that is refused.
 """
 
@@ -85,6 +87,7 @@ def save_context(path: str | os.PathLike[str], target: Target, context: Context,
         raise InvalidArgument(f"seed must be in 0 .. 2**64 - 1, got {saved.seed}")
     target.publish_wait()
     n_cached = context.n_tokens
+    kept = target.newest_kept(context, n_cached) or 0
     setting = {
         "model": _identity(target),
         "ctx_tokens": saved.ctx_tokens,
@@ -93,6 +96,7 @@ def save_context(path: str | os.PathLike[str], target: Target, context: Context,
         "seed": saved.seed,
         "n_forks": saved.n_forks,
         "ran": _stretches(saved.ran),
+        "kept": kept,
     }
     state = [context.state.save().data] if context.state is not None and n_cached else []
     write_sections(
@@ -102,6 +106,7 @@ def save_context(path: str | os.PathLike[str], target: Target, context: Context,
             "tokens": [np.array(saved.tokens, "<u4").tobytes()],
             "messages": [_messages_json(saved.transcript)],
             "state": state,
+            "kept": [target.kept_image(context, kept).data] if kept else [],
             "pages": _records(context.seq, n_cached),
         },
         target.before_file,
@@ -177,18 +182,18 @@ def load_context(
     conversation or its context is longer than asked for or planned, ``NoSpace`` for a state whose log is too short.
     """
     with SectionReader(path, target.before_file) as file:
-        saved, n_cached = _read_saved(file, target, ctx_tokens)
+        saved, n_cached, kept = _read_saved(file, target, ctx_tokens)
         context = target.context(saved.ctx_tokens)
         try:
-            _load_history(file, target, context, n_cached)
+            _load_history(file, target, context, n_cached, kept)
         except BaseException:
             target.release(context)
             raise
         return saved, context
 
 
-def _read_saved(file: SectionReader, target: Target, wanted: int | None) -> tuple[Saved, int]:
-    """Everything but the history, and the tokens that it has; all sizes are known to be right then.
+def _read_saved(file: SectionReader, target: Target, wanted: int | None) -> tuple[Saved, int, int]:
+    """Everything but the history, the tokens that it has, and those of the kept state; all sizes are right then.
 
     A file can claim any length without being as long on disk: nothing is read that the model has no use for.
     """
@@ -200,17 +205,15 @@ def _read_saved(file: SectionReader, target: Target, wanted: int | None) -> tupl
     seed = _int_of(file, setting, "seed", 0, _U64_MAX)
     n_forks = _int_of(file, setting, "n_forks", 0, _U64_MAX - 1)
     ran = _read_ran(file, setting, n_cached, n_tokens) if target.blueprint.deltas else b""
+    kept = _int_of(file, setting, "kept", 0, n_cached if target.blueprint.deltas else 0)
     size = ctx_tokens if wanted is None else wanted
     require_int("ctx_size", size)
     if n_tokens > min(size, target.plan.ctx_tokens):
         raise InvalidArgument(f"the saved conversation has {n_tokens} tokens, the context {size}")
     file.require_size("tokens", 4 * n_tokens)
     file.require_size("pages", pages_of(n_cached) * sum(record.record_bytes for record in target.records))
-    has_state = bool(target.blueprint.deltas) and n_cached > 0
-    if has_state != (file.size("state") > 0):
-        raise file.refusal("state", f"{file.size('state')} bytes behind {n_cached} tokens")
-    if file.size("state") > target.blueprint.state_bytes + _LARGEST_STATE_HEAD:
-        raise file.refusal("state", f"{file.size('state')} bytes, the whole state has {target.blueprint.state_bytes}")
+    _check_state(file, target, "state", n_cached)
+    _check_state(file, target, "kept", kept)
     tokens: NDArray[np.uint32] = file.read("tokens").view("<u4")
     is_bad = tokens >= target.n_vocab_rows
     if is_bad.any():
@@ -219,7 +222,14 @@ def _read_saved(file: SectionReader, target: Target, wanted: int | None) -> tupl
     transcript = Transcript.of(_read_object(file, "messages", _LARGEST_MESSAGES))
     if transcript is None:
         raise file.refusal("messages", "neither a list of messages nor none")
-    return Saved(size, tuple(tokens.tolist()), seed, n_forks, transcript, ran), n_cached
+    return Saved(size, tuple(tokens.tolist()), seed, n_forks, transcript, ran), n_cached, kept
+
+
+def _check_state(file: SectionReader, target: Target, name: str, n_tokens: int) -> None:
+    """Whether a section is about as long as the image of a state, or empty where there is none."""
+    most = target.blueprint.state_bytes + _LARGEST_STATE_HEAD if target.blueprint.deltas and n_tokens else 0
+    if (most > 0) != (file.size(name) > 0) or file.size(name) > most:
+        raise file.refusal(name, f"{file.size(name)} bytes behind {n_tokens} tokens, at most {most}")
 
 
 def _read_object(file: SectionReader, name: str, largest: int) -> dict[str, object]:
@@ -254,23 +264,31 @@ def _int_of(file: SectionReader, setting: Mapping[str, object], key: str, least:
     return value
 
 
-def _load_history(file: SectionReader, target: Target, context: Context, n_cached: int) -> None:
-    image = file.read("state")
-    seq = context.seq
+def _load_history(file: SectionReader, target: Target, context: Context, n_cached: int, kept: int) -> None:
+    if len(_load_state(file, "kept", context, kept)):
+        target.keep(context)
     if n_cached:
-        seq.append(n_cached)
-        seq.commit(n_cached)
+        context.seq.append(n_cached)
+        context.seq.commit(n_cached)
     sizes = [record.record_bytes for record in target.records]
     n_pages = pages_of(n_cached)
     slots = ((page, layer) for page in range(n_pages) for layer in range(len(sizes)))
     # The generator of pieces comes first, so that it is asked once more at the end, where it checks the digest.
     for record, (page, layer) in zip(file.chunks("pages", sizes * n_pages), slots, strict=True):
-        seq.write_page(layer, page, record, min(n_cached - page * PAGE_TOKENS, PAGE_TOKENS))
-    if context.state is not None and n_cached:
-        try:
-            context.state.load(image)
-        except FormatError as error:
-            raise file.refusal("state", str(error)) from None
-        if context.state.info.position != n_cached:
-            raise file.refusal("state", f"it is behind {context.state.info.position} tokens, not {n_cached}")
-        context.state.attach(seq)
+        context.seq.write_page(layer, page, record, min(n_cached - page * PAGE_TOKENS, PAGE_TOKENS))
+    if len(_load_state(file, "state", context, n_cached)) and context.state is not None:
+        context.state.attach(context.seq)
+
+
+def _load_state(file: SectionReader, name: str, context: Context, n_tokens: int) -> Bytes:
+    """Put an image in place of the state, which belongs to no sequence then."""
+    image = file.read(name)
+    if context.state is None or len(image) == 0:
+        return image
+    try:
+        context.state.load(image)
+    except FormatError as error:
+        raise file.refusal(name, str(error)) from None
+    if context.state.info.position != n_tokens:
+        raise file.refusal(name, f"it is behind {context.state.info.position} tokens, not {n_tokens}")
+    return image

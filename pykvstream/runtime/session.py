@@ -381,7 +381,7 @@ class TokenSession:
             self._reconcile()
             begin = self._begin_of_chunk()
             if begin < self.n_cached:
-                # Whoever loads has no snapshots: what a prompt would go back to is what has to be in the file.
+                # Whoever loads may keep no snapshots: what a prompt would go back to is the state in the file.
                 self._target.go_back(self._context, begin)
             saved = Saved(self._ctx_tokens, self.tokens, seed, n_forks, transcript, bytes(self._ran))
             save_context(path, self._target, self._context, saved)

@@ -32,7 +32,7 @@ Gate = Callable[[], None]
 """Called before each access to the file; what it raises stands for the system's refusal."""
 
 VERSION: Final = 1
-SECTIONS: Final = ("setting", "tokens", "messages", "state", "pages")
+SECTIONS: Final = ("setting", "tokens", "messages", "state", "kept", "pages")
 _MAGIC: Final = b"KVSSAVED"
 _DIGEST_BYTES: Final = 16
 _HEAD: Final = struct.Struct("<8sIIQ")

@@ -28,7 +28,7 @@ from pykvstream.core.pager import Pager, PagerInfo
 from pykvstream.core.phase import CoordinatorState, PhaseCoordinator, PhaseRegion
 from pykvstream.core.state import CHUNK_TOKENS, State, state_bytes
 from pykvstream.core.tape import CancelFlag, DeltaMode, Tape
-from pykvstream.errors import Busy, Closed, InvalidArgument, Unsupported
+from pykvstream.errors import Busy, Closed, InvalidArgument, NotFound, Unsupported
 from pykvstream.gguf import GgmlType, GgufFile
 from pykvstream.graph import Graph, delta_layers, lower
 from pykvstream.models import ModelConfig
@@ -436,6 +436,14 @@ class Target:
     def newest_kept(self, context: Context, n_tokens: int) -> int | None:
         """The last position up to ``n_tokens`` that ``go_back`` reaches."""
         return None if self.checkpoints is None else self.checkpoints.newest(context.kept, n_tokens)
+
+    def kept_image(self, context: Context, n_tokens: int) -> NDArray[np.uint8]:
+        """The image of the state that is kept at a position. Raises ``NotFound``."""
+        if self.checkpoints is None or context.state is None:
+            raise NotFound(f"no state is kept at {n_tokens} tokens")
+        with State(self._device, context.state.layers, self.blueprint.log_rows) as state:
+            self.checkpoints.restore(context.kept, n_tokens, state)
+            return state.save()
 
     def go_back(self, context: Context, n_tokens: int) -> None:
         """Go back to a position of which a snapshot is kept, or to the beginning. After an error see ``recover``."""

@@ -9,6 +9,8 @@ import pytest
 from pykvstream import Model
 from pykvstream.core.state import CHUNK_TOKENS
 from pykvstream.engine import Session
+from pykvstream.errors import HostMemoryError
+from pykvstream.runtime.admission import HostMemory
 from pykvstream.sampling import SamplingParams
 from tests.qwen_template import QWEN
 from tests.random_hybrid import HybridShape, write_random_hybrid
@@ -55,3 +57,17 @@ def test_a_turn_that_drops_thinking_goes_back_and_loses_nothing(
         with session.fork() as warm, model.session() as cold:
             warm._core.truncate(n_tokens, or_begin_anew=True)
             assert warm.forward([1]).tobytes() == cold.forward([*tokens, 1]).tobytes()
+
+
+def test_the_budget_counts_before_anything_is_allocated(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {"arena_mib": 16, "threads": 1, "ubatch_size": 64, "ctx_size": 2048}
+    with Model.open(path, checkpoint_mib=0, **options) as model:
+        blueprint = model._target.blueprint
+        need = blueprint.host_bytes(model.plan.arena_bytes)
+        assert model._target.checkpoints is None
+    memory = HostMemory(total=need, available=need)
+    monkeypatch.setattr("pykvstream.engine.host_memory_available", lambda: memory)
+    Model.open(path, checkpoint_mib=0, **options).close()
+    for mib in (None, 1):
+        with pytest.raises(HostMemoryError, match="host memory"):
+            Model.open(path, checkpoint_mib=mib, **options)

@@ -185,7 +185,7 @@ def test_a_branch_that_comes_back_goes_on_as_if_it_had_never_left(rig: Rig) -> N
 
 @pytest.mark.parametrize("n_answer", [0, 9])
 @pytest.mark.parametrize("phase", Phase)
-def test_a_session_out_of_a_file_has_no_snapshots_and_goes_on_alike(
+def test_a_session_out_of_a_file_has_the_newest_snapshot_and_goes_on_alike(
     rig: Rig, tmp_path: Path, n_answer: int, phase: Phase
 ) -> None:
     rng = random.Random(13)
@@ -197,7 +197,7 @@ def test_a_session_out_of_a_file_has_no_snapshots_and_goes_on_alike(
         session.save(tmp_path / "saved", 1, 0, Transcript())
         loaded, _ = TokenSession.load(rig.target, tmp_path / "saved", None)
         with closing(loaded):
-            assert loaded.tokens == session.tokens and not loaded._context.kept
+            assert loaded.tokens == session.tokens and len(loaded._context.kept) == 1
             more = words(rng, 40)
             assert loaded.forward(more, phase=phase).tobytes() == talk.say(phase, more) == replayed(rig, talk.said)
 
