@@ -112,7 +112,8 @@ class Model:
         """Load a GGUF file (or ``demo``) and reserve its arena.
 
         ``arena_mib``: the bound on device memory beside the weights and, on hybrids, the recurrent state of each
-        session; by default what keeps ``ctx_size`` tokens resident, but not more than a quarter of the memory that is free.
+        session; by default what keeps ``ctx_size`` tokens resident, but not more than a quarter of the memory that is
+        free.
         ``ctx_size``: the longest context of any session, by default the model's own.
         ``ubatch_size``: rows of a prompt pass. ``threads``: 0 for one per core.
         ``checkpoint_mib``: host memory for recurrent states of the past, which let a conversation of a hybrid model go
