@@ -109,7 +109,7 @@ class Model:
         checkpoint_mib: float | None = None,
         progress: Progress | None = None,
     ) -> Self:
-        """Load a GGUF file (or ``demo``) and reserve its arena.
+        """Load a GGUF file (or ``demo``, ``demo-hybrid``) and reserve its arena.
 
         ``arena_mib``: the bound on device memory beside the weights and, on hybrids, the recurrent state of each
         session; by default what keeps ``ctx_size`` tokens resident, but not more than a quarter of the memory that is

@@ -13,7 +13,7 @@ from typing import Any
 from pykvstream._ffi import ffi, lib
 from pykvstream.core.device import Device
 from pykvstream.core.handle import Handle
-from pykvstream.core.state import DeltaLayer, State
+from pykvstream.core.state import DeltaLayer, State, layer_array
 from pykvstream.core.status import check, make_struct
 
 
@@ -42,9 +42,7 @@ class BankInfo:
 
 
 def _desc(layers: Sequence[DeltaLayer], n_slots: int) -> tuple[Any, Any]:
-    array = ffi.new("kvs_delta_layer[]", len(layers))
-    for i, layer in enumerate(layers):
-        layer.fill(array[i])
+    array = layer_array(layers)
     return make_struct("kvs_bank_desc", n_layers=len(layers), layers=array, n_slots=n_slots), array
 
 

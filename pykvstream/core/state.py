@@ -73,10 +73,16 @@ class StateInfo:
     image_bytes: int
 
 
-def _desc(layers: Sequence[DeltaLayer], log_rows: int) -> tuple[Any, Any]:
+def layer_array(layers: Sequence[DeltaLayer]) -> Any:
+    """The layers as C wants them; they borrow the weights."""
     array = ffi.new("kvs_delta_layer[]", len(layers))
     for i, layer in enumerate(layers):
         layer.fill(array[i])
+    return array
+
+
+def _desc(layers: Sequence[DeltaLayer], log_rows: int) -> tuple[Any, Any]:
+    array = layer_array(layers)
     return make_struct("kvs_state_desc", n_layers=len(layers), layers=array, log_rows=log_rows), array
 
 

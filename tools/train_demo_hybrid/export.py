@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pykvstream.gguf import GgmlType, GgufWriter, ValueType
+from tools.train_demo_hybrid.parts import read_tensors
 
 CHAT_TEMPLATE = (
     "{%- for message in messages -%}"
@@ -25,21 +24,6 @@ CHAT_TEMPLATE = (
     "{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}"
 )
 _NORMAL, _CONTROL = 1, 3
-
-
-def read_tensors(folder: Path) -> tuple[dict[str, Any], dict[str, NDArray[np.float32]]]:
-    """Configuration, and every tensor as float32; bf16 bits are the upper halves of float32."""
-    said = json.loads((folder / "model.json").read_text())
-    raw = b"".join(path.read_bytes() for path in sorted(folder.glob("weights-*.bf16")))
-    values = (np.frombuffer(raw, np.uint16).astype(np.uint32) << 16).view(np.float32)
-    tensors, at = {}, 0
-    for name, shape in said["tensors"].items():
-        size = math.prod(shape)
-        tensors[name] = values[at : at + size].reshape(shape)
-        at += size
-    if at != len(values):
-        raise SystemExit(f"{folder}: {len(values)} values, the list of tensors has {at}")
-    return said["config"], tensors
 
 
 def add_keys(writer: GgufWriter, config: dict[str, Any]) -> None:

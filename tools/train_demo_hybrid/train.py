@@ -31,7 +31,8 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from tools.train_demo_hybrid.model import Config, Model
+from tools.train_demo_hybrid.model import Config, Model, rope_table
+from tools.train_demo_hybrid.parts import read_tensors
 from tools.train_demo_hybrid.tokens import N_VOCAB, encode_documents, encode_tasks, train_tokenizer
 
 TOKENS_PER_STEP = 1 << 18
@@ -168,8 +169,6 @@ def _piece_loss(model: Model, part: Tensor, want: Tensor, mark: Tensor) -> Tenso
 
 def losses(model: Model, tokens: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Losses of the trunk, of the MTP block, and of the block chained on its own output."""
-    from tools.train_demo_hybrid.model import rope_table
-
     table = rope_table(model.c, tokens.shape[1], tokens.device)
     hidden = model.trunk(tokens, table)
     trunk = weighted_loss(model, hidden[:, :-1], tokens[:, 1:], weights[:, 1:])
@@ -220,8 +219,6 @@ def evaluate(model: Model, data: Data) -> dict[str, float]:
 
 
 def _table(model: Model, row: Tensor) -> tuple[Tensor, Tensor]:
-    from tools.train_demo_hybrid.model import rope_table
-
     return rope_table(model.c, row.shape[1], row.device)
 
 
@@ -256,18 +253,9 @@ def write_weights(model: Model, out: Path, config: Config) -> None:
 
 def read_weights(folder: Path) -> tuple[Config, dict[str, Tensor]]:
     """What ``write_weights`` wrote, as float32."""
-    said = json.loads((folder / "model.json").read_text())
-    said["config"]["rope_sections"] = tuple(said["config"]["rope_sections"])
-    raw = b"".join(path.read_bytes() for path in sorted(folder.glob("weights-*.bf16")))
-    values = torch.frombuffer(bytearray(raw), dtype=torch.int16).view(torch.bfloat16)
-    tensors, at = {}, 0
-    for name, shape in said["tensors"].items():
-        size = math.prod(shape)
-        tensors[name] = values[at : at + size].float().view(shape)
-        at += size
-    if at != len(values):
-        raise SystemExit(f"{folder}: {len(values)} values, the list of tensors has {at}")
-    return Config(**said["config"]), tensors
+    config, tensors = read_tensors(folder)
+    config["rope_sections"] = tuple(config["rope_sections"])
+    return Config(**config), {name: torch.from_numpy(values.copy()) for name, values in tensors.items()}
 
 
 def stage_of(progress: float) -> int:
