@@ -241,13 +241,21 @@ class PagerMachine(ScriptedMachine):
                 self.open_pass.lacks_copies |= fault.fired > 0 and fault.point is HookPoint.COPY
         return None
 
+    def attempt_in_the_end(self, fault: Fault | None, action: Callable[[], object]) -> KvStreamError | None:
+        """``attempt``, and once more where a copy thread met the fault: whether it does is chance, and what rules find
+        afterwards must not depend on it. What has failed can be repeated."""
+        error = self.attempt(fault, action)
+        if error is None or self.is_deferred or fault is None or fault.point is not HookPoint.COPY:
+            return error
+        return self.attempt(None, action)
+
     def settle_copies(self) -> None:
         if not self.is_deferred:
             with suppress(Busy):  # lookahead may wait for a slot
                 self.device.drain()
 
     def end_what_threads_left(self) -> None:
-        """When a copy thread meets a fault is chance, and rules must not depend on it: end the pass."""
+        """Whether and when a copy thread meets a fault is chance, and rules must not depend on it: end the pass."""
         if not self.is_deferred:
             self.act("COMMIT")
             self.pager.end(0)
@@ -283,7 +291,7 @@ class PagerMachine(ScriptedMachine):
                 self.pager.publish_wait()
             made.append(seq.fork())
 
-        if self.attempt(fault, action) is None:
+        if self.attempt_in_the_end(fault, action) is None:
             self.live.append((made[0], History(history.ctx, list(history.tokens))))
 
     @precondition(lambda self: self.live)
@@ -299,7 +307,7 @@ class PagerMachine(ScriptedMachine):
             return
         with pytest.raises(InvalidArgument):
             self.pager.truncate(seq, len(history.tokens) + 1)
-        if self.attempt(fault, lambda: self.pager.truncate(seq, n)) is None:
+        if self.attempt_in_the_end(fault, lambda: self.pager.truncate(seq, n)) is None:
             del history.tokens[n:]
 
     @precondition(lambda self: self.live)
@@ -354,8 +362,8 @@ class PagerMachine(ScriptedMachine):
         if self.attempt(fault, lambda: self.pager.begin(seq, n_rows)) is None:
             tokens = self.rng.integers(0, N_VOCAB, n_rows).tolist()
             self.open_pass = Pass(seq, history, tokens, forecast, info.streamed_pages, info.streamed_bytes)
-            if fault is not None and fault.fired and fault.point is HookPoint.COPY:
-                self.open_pass.lacks_copies = True
+            if fault is not None and fault.point is HookPoint.COPY:
+                self.open_pass.lacks_copies = fault.fired > 0
                 self.end_what_threads_left()
 
     @precondition(lambda self: self.open_pass is not None and not self.open_pass.has_failed)
@@ -372,7 +380,7 @@ class PagerMachine(ScriptedMachine):
             self.open_pass.has_failed = True
         else:
             self.replay(fault)
-            if fault is not None and fault.fired and fault.point is HookPoint.COPY:
+            if fault is not None and fault.point is HookPoint.COPY:
                 self.end_what_threads_left()
 
     def replay_with(self, *, cancels: bool) -> tuple[NDArray[np.float32], ...]:
@@ -495,7 +503,7 @@ class PagerMachine(ScriptedMachine):
             with pytest.raises(InvalidArgument, match=f"{max_rows} rows"):
                 self.pager.place(placement)
             return
-        if self.attempt(fault, lambda: self.pager.place(placement)) is None:
+        if self.attempt_in_the_end(fault, lambda: self.pager.place(placement)) is None:
             self.placement = placement
 
     @rule(fault=faults(HookPoint.COPY))
@@ -505,7 +513,7 @@ class PagerMachine(ScriptedMachine):
             with pytest.raises(Busy):
                 self.pager.detach()
             return
-        if self.attempt(fault, self.pager.detach) is None:
+        if self.attempt_in_the_end(fault, self.pager.detach) is None:
             self.is_attached = False
 
     @precondition(lambda self: not self.busy())
