@@ -11,6 +11,7 @@ Holds: ``Model``, ``Session``, ``Piece``, ``cache_type``.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pykvstream.core.device import Device
+from pykvstream.core.pager import Forecast
 from pykvstream.errors import Busy, Cancelled, InvalidArgument, Unsupported
 from pykvstream.gguf import TYPES_BY_ID, GgmlType, GgufFile
 from pykvstream.locate import find_model
@@ -32,12 +34,13 @@ from pykvstream.runtime.checkpoints import checkpoint_bytes_of
 from pykvstream.runtime.layout import (
     ALIGNMENT_BYTES,
     ArenaPlan,
+    Placement,
     arena_bytes_of,
     recommended_arena_bytes,
     require_callable,
     require_int,
 )
-from pykvstream.runtime.saving import Saved
+from pykvstream.runtime.saving import Saved, weights_digest
 from pykvstream.runtime.session import ForwardProgress, LogitsWanted, SessionStats, TokenSession
 from pykvstream.runtime.target import Blueprint, MemoryReport, Phase, Progress, Target, TargetOptions, require_token_ids
 from pykvstream.sampling import Sampler, SamplerState, SamplingParams, fork_seed
@@ -168,6 +171,22 @@ class Model:
     def report(self) -> MemoryReport:
         """Device bytes by owner."""
         return self._target.report
+
+    @cached_property
+    def identity(self) -> str:
+        """A digest of the model's shape, its tensor table and samples of every weight: what a measurement is about."""
+        self._file.require_whole()
+        return hashlib.sha256(f"{self.config!r} {weights_digest(self._file)}".encode()).hexdigest()
+
+    def place(self, phase: Phase, placement: Placement) -> None:
+        """Divide a phase's pool as stated and enter the phase; no bit of any result changes. For measurements.
+
+        The division stays: of the decode pool the policy then decides no more. Raises ``NoSpace`` where the pool holds
+        fewer pages, ``InvalidArgument`` for fewer than a pass writes.
+        """
+        with self._target.turn:
+            self._target.require_open()
+            self._target.place(phase, placement)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -306,6 +325,13 @@ class Session:
     def answer(self) -> Answer | None:
         """The last answer of a chat, taken apart, as far as it has come; None where there was none."""
         return self._transcript.answer
+
+    def forecast(self, n_rows: int) -> Forecast:
+        """Pages that the next pass of ``n_rows`` rows finds on the device, and those that stream; nothing moves.
+
+        For the phase that was entered last; before any, ``Busy``.
+        """
+        return self._core.forecast(n_rows)
 
     def forward(
         self,

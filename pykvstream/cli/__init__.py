@@ -12,7 +12,17 @@ import os
 import sys
 from collections.abc import Sequence
 
-from pykvstream.cli.options import PROGRAM, ChatOptions, GenerateOptions, InspectOptions, Options, PlanOptions
+from pykvstream.cli.options import (
+    PROGRAM,
+    ChatOptions,
+    DivergenceOptions,
+    GenerateOptions,
+    InspectOptions,
+    NeedleOptions,
+    Options,
+    PerplexityOptions,
+    PlanOptions,
+)
 from pykvstream.cli.parser import parse
 from pykvstream.errors import KvStreamError
 
@@ -66,6 +76,10 @@ def _run(options: Options) -> int:
             from pykvstream.cli import plan
 
             return plan.run(options)
+        case PerplexityOptions() | DivergenceOptions() | NeedleOptions():
+            from pykvstream.cli import evaluate
+
+            return evaluate.run(options)
 
 
 def _version() -> str:

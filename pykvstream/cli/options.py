@@ -143,7 +143,58 @@ class PlanOptions:
     json: bool
 
 
-Options = GenerateOptions | ChatOptions | InspectOptions | PlanOptions
+@dataclass(frozen=True, slots=True)
+class EvalOutputOptions:
+    """``folder``: where state, table and result go. ``argv``: the command line that makes the figures again."""
+
+    json: bool
+    progress: bool | None
+    folder: Path | None
+    plot: bool
+    argv: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PerplexityOptions:
+    model: ModelOptions
+    text_file: str
+    n_chunks: int | None
+    output: EvalOutputOptions
+
+
+@dataclass(frozen=True, slots=True)
+class DivergenceOptions:
+    model: str
+    device: str
+    ubatch_size: int
+    threads: int
+    text_file: str
+    contexts: tuple[int, ...]
+    percents: tuple[float, ...]
+    cache_types: tuple[str, ...]
+    references: tuple[str, ...]
+    output: EvalOutputOptions
+
+
+@dataclass(frozen=True, slots=True)
+class NeedleOptions:
+    model: str
+    device: str
+    ubatch_size: int
+    threads: int
+    cache_types: str
+    text_file: str | None
+    contexts: tuple[int, ...]
+    n_depths: int
+    n_repeats: int
+    percent: float
+    only_nonresident: bool
+    seed: int
+    output: EvalOutputOptions
+
+
+EvalOptions = PerplexityOptions | DivergenceOptions | NeedleOptions
+Options = GenerateOptions | ChatOptions | InspectOptions | PlanOptions | EvalOptions
 
 
 def build(args: argparse.Namespace) -> Options:
@@ -179,11 +230,39 @@ def _plan_options(args: argparse.Namespace) -> PlanOptions:
     return PlanOptions(_model_options(args), args.contexts, args.json)
 
 
+def _eval_options(args: argparse.Namespace) -> EvalOptions:
+    if args.plot and args.output is None:
+        raise InvalidArgument("--plot draws into a folder: give --output DIR")
+    output = EvalOutputOptions(args.json, args.progress, args.output, args.plot, args.argv)
+    if args.measure == "ppl":
+        return PerplexityOptions(_model_options(args), args.text, args.chunks, output)
+    shared = _model_name(args), args.device, args.ubatch_size, max(args.threads, 0)
+    if args.measure == "kld":
+        return DivergenceOptions(
+            *shared, args.text, args.ctx, args.resident, args.cache_types, args.against, output
+        )
+    if args.only_nonresident and args.resident == 100:
+        raise InvalidArgument("--only-nonresident needs a --resident share below 100: else every page is resident")
+    return NeedleOptions(
+        *shared,
+        cache_types=f"{args.cache_type_k}/{args.cache_type_v}",
+        text_file=args.text,
+        contexts=args.ctx,
+        n_depths=args.depths,
+        n_repeats=args.repeat,
+        percent=args.resident,
+        only_nonresident=args.only_nonresident,
+        seed=args.seed,
+        output=output,
+    )
+
+
 _BUILDERS: dict[str, Callable[[argparse.Namespace], Options]] = {
     "generate": _generate_options,
     "chat": _chat_options,
     "inspect": _inspect_options,
     "plan": _plan_options,
+    "eval": _eval_options,
 }
 
 

@@ -7,14 +7,15 @@ Holds: ``parse``, which returns options that are valid as far as can be known wi
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from pykvstream.cli.eval_parser import add_eval
 from pykvstream.cli.foreign import NOTES, add_foreign
+from pykvstream.cli.groups import add_device, add_model
 from pykvstream.cli.options import (
-    DEFAULT_CACHE_TYPE,
-    DEFAULT_UBATCH,
     PROGRAM,
     RANDOM_SEED,
     REASONING_MODES,
@@ -22,7 +23,7 @@ from pykvstream.cli.options import (
     Options,
     build,
 )
-from pykvstream.cli.values import arena, bias, budget, contexts, integer, json_object, positive, real
+from pykvstream.cli.values import bias, contexts, integer, json_object, real
 from pykvstream.errors import InvalidArgument
 from pykvstream.sampling.params import SamplingParams
 from pykvstream.text.wishes import UNLIMITED
@@ -60,7 +61,8 @@ def parse(argv: Sequence[str] | None, version: Callable[[], str]) -> tuple[Optio
     """
     parser, commands = _make_parser(version)
     args = parser.parse_args(argv)
-    command: _Parser = commands[args.command]
+    args.argv = tuple(sys.argv[1:] if argv is None else argv)
+    command: argparse.ArgumentParser = getattr(args, "measure_parser", commands[args.command])
     try:
         options = build(args)
     except InvalidArgument as error:
@@ -101,47 +103,12 @@ def _make_parser(version: Callable[[], str]) -> tuple[_Parser, dict[str, _Parser
             name,
             help=summary,
             description=summary,
-            usage=f"{PROGRAM} {name} [FLAGS] MODEL",
-            epilog=_EPILOG if name != "inspect" else None,
+            usage=f"{PROGRAM} {name} {'MEASURE ' if name == 'eval' else ''}[FLAGS] MODEL",
+            epilog=_EPILOG if name not in ("inspect", "eval") else None,
         )
         add(command)
         commands[name] = command
     return parser, commands
-
-
-def _add_model(parser: _Parser) -> None:
-    group = parser.add_argument_group("model")
-    group.add_argument("model", nargs="?", metavar="MODEL", help="a GGUF file, any shard of a set, or demo")
-    group.add_argument("-m", "--model", dest="model_flag", metavar="MODEL", help="the same as a flag")
-
-
-def _add_device(parser: _Parser) -> None:
-    group = parser.add_argument_group("context and memory")
-    add = group.add_argument
-    add("-c", "--ctx-size", type=positive("a context of 0 tokens holds nothing; leave it out for the model's own"),
-        metavar="N", help="tokens of the conversation; default: what the model was trained on")  # fmt: skip
-    add("--shared-device-memory-mib", "--arena-mib", "--kv-stream-arena-mib", "--kv-stream-stage-mib", dest="arena_mib",
-        type=arena, metavar="MIB",
-        help="bound on device memory beside the weights; default: all of the context stays resident, as far as a"
-        " quarter of the free memory allows")  # fmt: skip
-    add("-ctk", "--cache-type-k", default=DEFAULT_CACHE_TYPE, metavar="TYPE", help="type of keys (default %(default)s)")
-    add(
-        "-ctv",
-        "--cache-type-v",
-        default=DEFAULT_CACHE_TYPE,
-        metavar="TYPE",
-        help="type of values (default %(default)s)",
-    )
-    add("--no-kv-rotation", dest="kv_rotation", action="store_false", help="store quantized keys and values unrotated")
-    add("-ub", "--ubatch-size", type=positive(), default=DEFAULT_UBATCH, metavar="N",
-        help="rows of a pass over the prompt (default %(default)s, at most 2048)")  # fmt: skip
-    add("-b", "--batch-size", type=positive(), metavar="N",
-        help="at least the ubatch size; changes nothing, since prompts run in passes of the ubatch size")  # fmt: skip
-    add("--checkpoint-mib", type=budget, metavar="MIB",
-        help="host memory for past states of hybrid models, so that conversations can go back; 0 keeps none (default:"
-        " room for 32, but not more than 256 MiB)")  # fmt: skip
-    add("-t", "--threads", type=integer(-1), default=0, metavar="N", help="compute threads (default: one per core)")
-    add("-dev", "--device", default="cpu", metavar="NAME", help="the device (default %(default)s)")
 
 
 def _add_generation(parser: _Parser, *, is_chat: bool) -> None:
@@ -226,8 +193,8 @@ def _add_output(parser: _Parser, *, is_chat: bool) -> None:
 
 
 def _add_talking(parser: _Parser, *, is_chat: bool) -> None:
-    _add_model(parser)
-    _add_device(parser)
+    add_model(parser)
+    add_device(parser)
     _add_generation(parser, is_chat=is_chat)
     _add_sampling(parser)
     _add_prompt(parser, is_chat=is_chat)
@@ -245,7 +212,7 @@ def _add_chat(parser: _Parser) -> None:
 
 
 def _add_inspect(parser: _Parser) -> None:
-    _add_model(parser)
+    add_model(parser)
     add = parser.add_argument_group("output").add_argument
     add("--tensors", action="store_true", help="list every tensor")
     add("--template", action="store_true", help="print the chat template and nothing else")
@@ -253,8 +220,8 @@ def _add_inspect(parser: _Parser) -> None:
 
 
 def _add_plan(parser: _Parser) -> None:
-    _add_model(parser)
-    _add_device(parser)
+    add_model(parser)
+    add_device(parser)
     add = parser.add_argument_group("output").add_argument
     add("--contexts", type=contexts, default=(), metavar="N,N", help="context lengths to show (default: powers of two)")
     add("--json", action="store_true", help="print one JSON object")
@@ -266,4 +233,5 @@ _COMMANDS: dict[str, tuple[str, Callable[[_Parser], None]]] = {
     "chat": ("Talk with the model in the terminal.", _add_chat),
     "inspect": ("Show what a GGUF file holds.", _add_inspect),
     "plan": ("Show how the arena would be divided, and what would be streamed.", _add_plan),
+    "eval": ("Measure perplexity, divergence, or whether facts are found again.", add_eval),
 }

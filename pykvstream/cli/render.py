@@ -91,7 +91,27 @@ def prefilling(wanted: bool | None) -> Iterator[ForwardProgress | None]:
             task = bar.add_task("prompt", total=None)
             yield lambda done, total: bar.update(task, completed=done, total=total)
     else:
-        yield _lines()
+        yield _lines("prompt")
+
+
+@contextmanager
+def measuring(name: str, total: int, wanted: bool | None) -> Iterator[Callable[[int], None]]:
+    """Progress of a measurement of ``total`` tokens; yields what takes the tokens that were run."""
+    if not is_shown(wanted):
+        yield lambda _: None
+    elif sys.stderr.isatty():
+        with _bar() as bar:
+            task = bar.add_task(name, total=total)
+            yield lambda n_tokens: bar.advance(task, n_tokens)
+    else:
+        show, done = _lines(name), 0
+
+        def add(n_tokens: int) -> None:
+            nonlocal done
+            done += n_tokens
+            show(min(done, total), total)
+
+        yield add
 
 
 def _bar() -> Progress:
@@ -99,7 +119,7 @@ def _bar() -> Progress:
     return Progress(*columns, console=console(sys.stderr), transient=True)
 
 
-def _lines() -> ForwardProgress:
+def _lines(name: str) -> ForwardProgress:
     shown = 0
 
     def show(done: int, total: int) -> None:
@@ -107,7 +127,7 @@ def _lines() -> ForwardProgress:
         step = done * _STEPS // total
         if step > shown:
             shown = step
-            note(f"prompt: {done} of {total} tokens")
+            note(f"{name}: {done} of {total} tokens")
 
     return show
 

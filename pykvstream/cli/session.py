@@ -1,7 +1,7 @@
 """From options to an open model, a prompt and interrupts: what ``generate`` and ``chat`` share.
 
-Holds: ``open_model``, ``open_session``, ``read_prompt``, ``read_template``, ``read_tools``, ``params_for``,
-``Interrupt``.
+Holds: ``open_model``, ``open_session``, ``read_prompt``, ``read_text``, ``read_template``, ``read_tools``,
+``params_for``, ``Interrupt``.
 """
 
 from __future__ import annotations
@@ -59,8 +59,13 @@ def read_prompt(options: PromptOptions) -> str | None:
     """The prompt, None where none was given. Raises ``InvalidArgument`` naming the byte that is not UTF-8."""
     if options.file is None:
         return options.text
-    text = _read(options.file, "prompt file", _MAX_PROMPT_BYTES)
+    text = read_text(options.file, "prompt file")
     return text.removesuffix("\n").removesuffix("\r")
+
+
+def read_text(name: str, what: str) -> str:
+    """A UTF-8 file, or standard input. Raises ``NotFound``, ``DeviceError``, or ``InvalidArgument`` with the byte."""
+    return _read(name, what, _MAX_PROMPT_BYTES)
 
 
 def read_template(model: Model, options: PromptOptions) -> ChatTemplate | None:

@@ -9,7 +9,7 @@ import argparse
 import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 _MOST_MIB = 2**40
 
@@ -67,6 +67,29 @@ def budget(text: str) -> float:
 def contexts(text: str) -> tuple[int, ...]:
     check = integer(1)
     return tuple(check(part) for part in text.split(","))
+
+
+def percent(text: str) -> float:
+    value = real(text)
+    if not 0 < value <= 100:
+        raise argparse.ArgumentTypeError(f"need a share above 0 and up to 100 percent, got {text}")
+    return value
+
+
+def percents(text: str) -> tuple[float, ...]:
+    return tuple(percent(part) for part in text.split(","))
+
+
+def names(known: Sequence[str] | None = None) -> Callable[[str], tuple[str, ...]]:
+    def convert(text: str) -> tuple[str, ...]:
+        parts = tuple(part.strip() for part in text.split(","))
+        for part in parts:
+            if part == "" or (known is not None and part not in known):
+                choices = f" of {', '.join(known)}" if known is not None else ""
+                raise argparse.ArgumentTypeError(f"need names{choices} between commas, got {text!r}")
+        return parts
+
+    return convert
 
 
 def bias(text: str) -> tuple[int, float]:

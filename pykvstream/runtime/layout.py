@@ -372,6 +372,18 @@ def plan_arena(shape: CacheShape, arena_bytes: int, ctx_tokens: int, needs: Sequ
     )
 
 
+def resident_prefixes(placement: Placement, committed_tokens: int, n_rows: int) -> list[int]:
+    """Return for each layer how many pages from the first on stay resident in a pass, by the rule of ``pager.h``.
+
+    The pages from there to ``committed_tokens // PAGE_TOKENS``, where the tail begins, stream.
+    """
+    active, first_tail = pages_of(committed_tokens + n_rows), committed_tokens // PAGE_TOKENS
+    return [
+        first_tail if active <= pages else min(first_tail, pages - (active - first_tail))
+        for pages in placement.resident_pages
+    ]
+
+
 def forecast_pass(
     shape: CacheShape, placement: Placement, committed_tokens: int, n_rows: int
 ) -> PassForecast:
@@ -386,10 +398,7 @@ def forecast_pass(
     lowest = min(placement.resident_pages)
     if lowest < min(tail, active):
         raise InvalidArgument(f"a pass over {active} pages does not fit a placement of {lowest} per layer")
-    prefixes = [
-        first_tail if active <= pages else min(first_tail, pages - (active - first_tail))
-        for pages in placement.resident_pages
-    ]
+    prefixes = resident_prefixes(placement, committed_tokens, n_rows)
     streamed = [first_tail - prefix for prefix in prefixes]
     return PassForecast(
         active_pages=active,

@@ -51,7 +51,7 @@ class Saved:
     ran: bytes = b""
 
 
-def _weights_digest(file: GgufFile) -> str:
+def weights_digest(file: GgufFile) -> str:
     """A digest of the tensor table and of the first, middle and last bytes of every tensor."""
     file.require_whole()
     digest = hashlib.blake2b(digest_size=16)
@@ -73,7 +73,7 @@ def _identity(target: Target) -> dict[str, object]:
         {**asdict(layer), "flags": int(layer.flags), "record": record.version, "record_bytes": record.record_bytes}
         for layer, record in zip(blueprint.layers, target.records, strict=True)
     ]
-    own = {**model, "page_tokens": PAGE_TOKENS, "caches": caches, "weights": _weights_digest(blueprint.file)}
+    own = {**model, "page_tokens": PAGE_TOKENS, "caches": caches, "weights": weights_digest(blueprint.file)}
     plain: dict[str, object] = json.loads(json.dumps(own))
     return plain
 

@@ -20,7 +20,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from pykvstream.core.pager import PagerInfo
+from pykvstream.core.pager import Forecast, PagerInfo
 from pykvstream.core.state import CHUNK_TOKENS
 from pykvstream.core.tape import CancelFlag
 from pykvstream.errors import Busy, Cancelled, Closed, ContextFull, InvalidArgument
@@ -398,6 +398,13 @@ class TokenSession:
             session._tokens = list(saved.tokens)
             session._ran = bytearray(saved.ran)
             return session, saved
+
+    def forecast(self, n_rows: int) -> Forecast:
+        """What a pass of ``n_rows`` more rows will find in the phase that ran last; nothing moves."""
+        require_int("n_rows", n_rows)
+        with self._target.turn:
+            self.require_idle()
+            return self._target.forecast(self._context, n_rows)
 
     @property
     def stats(self) -> SessionStats:

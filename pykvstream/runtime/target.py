@@ -24,7 +24,7 @@ from pykvstream.core.arena import Arena
 from pykvstream.core.bank import snapshot_bytes
 from pykvstream.core.device import Device
 from pykvstream.core.kv import Cache, KvFlag, KvLayer, RecordInfo, record_layout
-from pykvstream.core.pager import Pager, PagerInfo
+from pykvstream.core.pager import Forecast, Pager, PagerInfo
 from pykvstream.core.phase import CoordinatorState, PhaseCoordinator, PhaseRegion
 from pykvstream.core.state import CHUNK_TOKENS, State, state_bytes
 from pykvstream.core.tape import CancelFlag, DeltaMode, Tape
@@ -378,6 +378,10 @@ class Target:
     def placement_of(self, phase: Phase) -> Placement:
         """How the phase's pool is divided."""
         return self._resources.placement_of(phase.value)
+
+    def forecast(self, context: Context, n_rows: int) -> Forecast:
+        """What the next pass of a context will find in the active phase. Raises ``Busy`` before any was entered."""
+        return self._pager.forecast(context.seq, n_rows)
 
     def chunk_rows(self, phase: Phase, position: int, n_left: int) -> int:
         """Rows of the next pass: prompts end on the grid, other passes are as wide as the phase allows.

@@ -9,15 +9,16 @@ import pytest
 
 from tests.meta.tree import PACKAGE, ROOT, Import, component, imports_of, relative, sources, without_comments
 
-PYTHON_LAYERS = ("_ffi", "core", "kernels", "graph", "models", "runtime", "engine", "report", "cli")
+PYTHON_LAYERS = ("_ffi", "core", "kernels", "graph", "models", "runtime", "engine", "eval", "report", "cli")
 BESIDE = ("gguf", "text", "sampling", "locate")
 LOWEST_ABOVE_BESIDE = PYTHON_LAYERS.index("graph")
 THIRD_PARTY = {
-    "numpy": {"core", "gguf", "graph", "models", "runtime", "sampling", "text", "engine", "cli"},
+    "numpy": {"core", "gguf", "graph", "models", "runtime", "sampling", "text", "engine", "eval", "cli"},
     "cffi": {"_ffi"},
     "tokenizers": {"text"},
     "jinja2": {"text"},
     "rich": {"cli", "report"},
+    "matplotlib": {"eval"},
 }
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 

@@ -533,7 +533,7 @@ def test_digest_of_the_weights_sees_a_tensor_changed_at_either_end(tmp_path: Pat
     def digest() -> str:
         (tmp_path / "m").write_bytes(data)
         with saving.GgufFile.open(tmp_path / "m") as file:
-            return saving._weights_digest(file)
+            return saving.weights_digest(file)
 
     with saving.GgufFile.open(tmp_path / "m") as file:
         info = file.tensor("blk.1.ffn_down.weight")

@@ -3,7 +3,7 @@
 Four kinds: a fact stated between unrelated paragraphs and asked for at the end; records looked up by key; a text
 given again with stated edits; a dialogue in the chat format that refers to what was said before.
 Shapes: a task is ``(text, spans)``; each span ``(begin, end)`` of characters is an answer, where the loss counts more.
-Holds: ``make_task``; the wording of facts and questions, which ``pykvstream eval needle`` shares, is in ``FACTS``.
+Holds: ``make_task``; names, and the wording of facts and questions, are those of ``pykvstream eval needle``.
 """
 
 from __future__ import annotations
@@ -11,40 +11,14 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
+from pykvstream.eval.facts import FACTS, name_of
+
 Task = tuple[str, list[tuple[int, int]]]
 
-FACTS = (
-    (
-        "The secret code of {name} is {value}.",
-        "What is the secret code of {name}?",
-        "The secret code of {name} is {value}.",
-    ),
-    (
-        "Remember that {name} keeps the number {value}.",
-        "Which number does {name} keep?",
-        "{name} keeps the number {value}.",
-    ),
-    (
-        "The key to the {name} archive is {value}.",
-        "What is the key to the {name} archive?",
-        "The key to the {name} archive is {value}.",
-    ),
-    ("{name} lives at number {value}.", "At which number does {name} live?", "{name} lives at number {value}."),
-)
-"""Statement, question, answer; ``value`` is what must be recalled."""
-
-_FIRST = ("Al", "Bel", "Cor", "Dan", "El", "Far", "Gor", "Hal", "Il", "Jor", "Kel", "Lor", "Mar", "Nor", "Or", "Pel",
-          "Quin", "Ros", "Sal", "Tor", "Ul", "Ver", "Wil", "Yor", "Zan")  # fmt: skip
-_SECOND = ("a", "e", "i", "o", "u", "an", "en", "in", "on", "ar", "er", "or", "el", "il", "as")
-_THIRD = ("ba", "da", "dor", "la", "lin", "mir", "na", "nis", "ra", "ric", "sa", "ta", "than", "vin", "wen", "zo")
 _WORDS = ("apple", "bridge", "candle", "desert", "engine", "forest", "garden", "harbor", "island", "jacket",
           "kettle",
           "ladder", "meadow", "needle", "orange", "pencil", "quarry", "river", "silver", "table", "umbrella",
           "valley", "window", "yellow")  # fmt: skip
-
-
-def name_of(rng: random.Random) -> str:
-    return rng.choice(_FIRST) + rng.choice(_SECOND) + rng.choice(_THIRD)
 
 
 def value_of(rng: random.Random) -> str:

@@ -1,0 +1,48 @@
+"""Groups of flags that several commands share.
+
+Holds: ``add_model``, ``add_device``.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from pykvstream.cli.options import DEFAULT_CACHE_TYPE, DEFAULT_UBATCH
+from pykvstream.cli.values import arena, budget, integer, positive
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """Which model."""
+    group = parser.add_argument_group("model")
+    group.add_argument("model", nargs="?", metavar="MODEL", help="a GGUF file, any shard of a set, or demo")
+    group.add_argument("-m", "--model", dest="model_flag", metavar="MODEL", help="the same as a flag")
+
+
+def add_device(parser: argparse.ArgumentParser) -> None:
+    """Context, arena, cache types, widths and threads."""
+    group = parser.add_argument_group("context and memory")
+    add = group.add_argument
+    add("-c", "--ctx-size", type=positive("a context of 0 tokens holds nothing; leave it out for the model's own"),
+        metavar="N", help="tokens of the conversation; default: what the model was trained on")  # fmt: skip
+    add("--shared-device-memory-mib", "--arena-mib", "--kv-stream-arena-mib", "--kv-stream-stage-mib", dest="arena_mib",
+        type=arena, metavar="MIB",
+        help="bound on device memory beside the weights; default: all of the context stays resident, as far as a"
+        " quarter of the free memory allows")  # fmt: skip
+    add("-ctk", "--cache-type-k", default=DEFAULT_CACHE_TYPE, metavar="TYPE", help="type of keys (default %(default)s)")
+    add(
+        "-ctv",
+        "--cache-type-v",
+        default=DEFAULT_CACHE_TYPE,
+        metavar="TYPE",
+        help="type of values (default %(default)s)",
+    )
+    add("--no-kv-rotation", dest="kv_rotation", action="store_false", help="store quantized keys and values unrotated")
+    add("-ub", "--ubatch-size", type=positive(), default=DEFAULT_UBATCH, metavar="N",
+        help="rows of a pass over the prompt (default %(default)s, at most 2048)")  # fmt: skip
+    add("-b", "--batch-size", type=positive(), metavar="N",
+        help="at least the ubatch size; changes nothing, since prompts run in passes of the ubatch size")  # fmt: skip
+    add("--checkpoint-mib", type=budget, metavar="MIB",
+        help="host memory for past states of hybrid models, so that conversations can go back; 0 keeps none (default:"
+        " room for 32, but not more than 256 MiB)")  # fmt: skip
+    add("-t", "--threads", type=integer(-1), default=0, metavar="N", help="compute threads (default: one per core)")
+    add("-dev", "--device", default="cpu", metavar="NAME", help="the device (default %(default)s)")
