@@ -61,10 +61,11 @@ def _measure(options: EvalOptions) -> Iterator[Measure]:
         case PerplexityOptions():
             text = read_text(options.text_file, "text")
             own = options.model
-            cache = f"{own.cache_type_k}/{own.cache_type_v}, rotation {own.kv_rotation}"
+            arena = "the default" if own.arena_mib is None else f"{own.arena_mib} MiB"
+            opened = f"{own.cache_type_k}/{own.cache_type_v}, rotation {own.kv_rotation}, arena {arena}"
             with (
                 open_model(own, options.output.progress) as model,
-                Perplexity(model, text, n_chunks=options.n_chunks, cache=cache) as measure,
+                Perplexity(model, text, n_chunks=options.n_chunks, opened=opened) as measure,
             ):
                 yield measure
         case DivergenceOptions():

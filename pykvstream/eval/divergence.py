@@ -18,7 +18,15 @@ from numpy.typing import NDArray
 
 from pykvstream.errors import InvalidArgument
 from pykvstream.eval.measure import Cell, Column, OnTokens, Row
-from pykvstream.eval.opening import F32_PAIR, CachePair, OpenedModel, Opening, is_rotatable, require_streamed
+from pykvstream.eval.opening import (
+    F32_PAIR,
+    CachePair,
+    OpenedModel,
+    Opening,
+    is_rotatable,
+    require_streamed,
+    share_pages,
+)
 from pykvstream.eval.state import text_digest
 from pykvstream.runtime.target import Phase
 
@@ -105,6 +113,10 @@ class Divergence:
         for percent in percents:
             if not 0 < percent <= 100:
                 raise InvalidArgument(f"a resident share of {percent:g} %: need one above 0 and up to 100")
+        for ctx in contexts if RESIDENT in references else ():
+            for percent in percents:
+                if percent < 100:
+                    share_pages(ctx, opening.ubatch_size, percent)
         for reference in references:
             if reference not in REFERENCES:
                 raise InvalidArgument(f"reference {reference!r}: known are {', '.join(REFERENCES)}")

@@ -24,7 +24,7 @@ from pykvstream.engine import Model
 from pykvstream.errors import IntegrityError, InvalidArgument
 from pykvstream.eval.facts import FACTS, digits_of, filler, name_of
 from pykvstream.eval.measure import Cell, Column, OnTokens, Row
-from pykvstream.eval.opening import CachePair, OpenedModel, Opening, require_streamed
+from pykvstream.eval.opening import CachePair, OpenedModel, Opening, require_streamed, share_pages
 from pykvstream.eval.state import text_digest
 from pykvstream.runtime.layout import PAGE_TOKENS
 from pykvstream.runtime.target import Phase
@@ -101,6 +101,9 @@ class Needles:
         """``text`` is what lies around the facts, by default generated sentences. Raises ``InvalidArgument``."""
         if only_nonresident and percent == 100:
             raise InvalidArgument("facts in pages that are not resident: with a resident share of 100 % there are none")
+        for ctx in contexts:
+            if percent < 100:
+                share_pages(ctx, opening.ubatch_size, percent)
         self._opening, self._pair, self._percent = opening, pair, percent
         self._n_depths, self._only_nonresident, self._seed, self._text = n_depths, only_nonresident, seed, text
         self._cases = [

@@ -26,8 +26,9 @@ from pykvstream.runtime.layout import (
     pages_of,
     resident_prefixes,
     round_up,
+    tail_pages,
 )
-from pykvstream.runtime.target import Phase, TargetOptions, kv_layer
+from pykvstream.runtime.target import DECODE_ROWS, Phase, TargetOptions, kv_layer
 
 MIB = 1 << 20
 RING_PAGES = 4
@@ -137,7 +138,7 @@ class Opening:
         ``resident`` is its twin, of which it has the shape. Raises ``InvalidArgument`` where nothing would stream.
         """
         plan = resident.model.plan
-        n_pages = share_pages(plan, percent)
+        n_pages = share_pages(plan.ctx_tokens, self.ubatch_size, percent)
         with self.open(plan.ctx_tokens, pair, arena_mib=_arena_bytes(plan, n_pages) / MIB) as model:
             opened = OpenedModel(model, n_pages, pages_of(plan.ctx_tokens))
             for phase in (Phase.DECODE, Phase.PREFILL):
@@ -145,20 +146,20 @@ class Opening:
             yield opened
 
 
-def share_pages(plan: ArenaPlan, percent: float) -> int:
-    """Pages of each layer that a share of the context has, but the tail at least.
+def share_pages(ctx_tokens: int, ubatch_size: int, percent: float) -> int:
+    """Pages of each layer that a share of the context has, but the tail of the widest pass at least.
 
     Raises ``InvalidArgument`` for a share below 100 with which nothing would stream.
     """
     if not 0 < percent < 100:
-        raise InvalidArgument(f"a share of {percent} %: need one above 0 and below 100")
-    n_all = pages_of(plan.ctx_tokens)
-    tail = max(phase.pool.floor_pages for phase in plan.phases)
+        raise InvalidArgument(f"a share of {percent:g} %: need one above 0 and below 100")
+    n_all = pages_of(ctx_tokens)
+    tail = tail_pages(min(max(ubatch_size, DECODE_ROWS), ctx_tokens))
     n_pages = max(tail, int(n_all * percent / 100))
     if n_pages >= n_all:
         raise InvalidArgument(
-            f"a context of {plan.ctx_tokens} tokens has {n_all} pages for each layer, and {n_pages} are resident"
-            f" whatever the arena: nothing would stream with {percent:g} % of it; take a longer context"
+            f"a context of {ctx_tokens} tokens has {n_all} pages in each layer, and the tail alone has {tail}: nothing"
+            f" would stream with {percent:g} % of it resident; take a longer context or a smaller ubatch"
         )
     return n_pages
 

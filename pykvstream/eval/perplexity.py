@@ -70,8 +70,8 @@ class Perplexity:
         Column("streamed_bytes", "streamed bytes", ",d"),
     )
 
-    def __init__(self, model: Model, text: str, *, n_chunks: int | None = None, cache: str = "") -> None:
-        """``cache`` names what of the model's opening the figures depend on."""
+    def __init__(self, model: Model, text: str, *, n_chunks: int | None = None, opened: str = "") -> None:
+        """``opened`` says how the model was opened, as far as a row depends on it."""
         tokenizer = model.tokenizer
         ids = tokenizer.encode(text, bos=True)
         ctx = model.plan.ctx_tokens
@@ -84,8 +84,7 @@ class Perplexity:
             "text": text_digest(text),
             "ctx": ctx,
             "chunks": len(self._chunks),
-            "cache": cache,
-            "arena_bytes": model.plan.arena_bytes,
+            "opened": opened,
             "ubatch": self._step,
         }
         self.cells = [Cell(f"chunk {i + 1}", ctx) for i in range(len(self._chunks))]

@@ -85,7 +85,7 @@ class RunState:
                 f"state file {str(path)!r} is of {body.command!r}, not of {self._command!r}: give another --output"
             )
         theirs = body.arguments
-        for name in sorted(self._arguments.keys() | theirs.keys()):
+        for name in (*self._arguments, *theirs):
             if self._arguments.get(name) != theirs.get(name):
                 raise InvalidArgument(
                     f"state file {str(path)!r} is of a run with another {name}"
