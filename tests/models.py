@@ -63,14 +63,15 @@ def write_random_model(
     rope_base: float = 10000.0,
     scale: float | None = None,
     extra: Mapping[str, npt.ArrayLike] | None = None,
+    keys: Mapping[str, int | float | bool | str] | None = None,
     seed: int = 0,
 ) -> None:
     """Write a model of ``arch`` ("llama" or "qwen3") whose matrices are of ``weight_type`` and norms F32.
 
     ``head_dim`` is ``n_embd // n_heads`` unless given. Row lengths (``n_embd``, ``n_heads * head_dim``,
     ``n_ff``) must be whole blocks of ``weight_type``. With ``scale`` every matrix but the embedding is divided
-    by it and has a ``.scale`` tensor that multiplies its outputs again. ``extra`` tensors are F32. The same
-    arguments give the same bytes.
+    by it and has a ``.scale`` tensor that multiplies its outputs again. ``extra`` tensors are F32. ``keys``
+    are added under ``<arch>.`` to those that the arguments say. The same arguments give the same bytes.
     """
     if arch not in ("llama", "qwen3"):
         raise ValueError(f"no random models of {arch!r}")
@@ -82,6 +83,8 @@ def write_random_model(
     _add_hyperparameters(
         writer, arch, n_layers, n_embd, n_heads, n_kv_heads, head, n_ff, n_vocab, ctx, rope_base
     )
+    for key, value in (keys or {}).items():
+        writer.add(f"{arch}.{key}", value)
     _add_tokenizer(writer, byte_level_vocabulary(n_vocab), "qwen2" if arch == "qwen3" else "gpt2")
 
     def matrix(name: str, n_in: int, n_out: int, deviation: float | None = None) -> None:

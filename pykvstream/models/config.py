@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 from pykvstream.errors import FormatError, Unsupported
 from pykvstream.gguf import GgufFile
+from pykvstream.models.assumed import refuse_other_mathematics
 from pykvstream.models.hybrid_config import HYBRIDS, HybridConfig, check_sections, read_hybrid
-from pykvstream.models.keys import positive_of, size_of, uniform_of
+from pykvstream.models.keys import fraction_of, positive_of, size_of, uniform_of
 
 _ROPE_PAIRS, _ROPE_HALVES = 0, 1
 _ROPE_MODE = {"llama": _ROPE_PAIRS, "qwen3": _ROPE_HALVES, **dict.fromkeys(HYBRIDS, _ROPE_HALVES)}
@@ -62,6 +63,9 @@ class ModelConfig:
             raise FormatError(f"{n_heads} query heads are no multiple of {n_kv_heads} KV heads",
                               key=f"{arch}.attention.head_count_kv")  # fmt: skip
         head_dim_k = _head_dim(file, f"{arch}.attention.key_length", n_embd, n_heads)
+        refuse_other_mathematics(
+            file, arch, head_dim_k, has_experts=hybrid is not None and hybrid.experts is not None
+        )
         config = cls(
             architecture=arch,
             name=file.get_str("general.name", default=""),
@@ -74,7 +78,7 @@ class ModelConfig:
             n_ff=_widest(file, arch, n_blocks, hybrid),
             n_vocab=_vocabulary(file),
             n_ctx_train=size_of(file, f"{arch}.context_length"),
-            norm_eps=positive_of(file, f"{arch}.attention.layer_norm_rms_epsilon"),
+            norm_eps=fraction_of(file, f"{arch}.attention.layer_norm_rms_epsilon"),
             rope_base=positive_of(file, f"{arch}.rope.freq_base", 10000.0),
             rope_scale=_rope_scale(file, arch),
             n_rot=file.get_int(f"{arch}.rope.dimension_count", default=head_dim_k),
@@ -123,12 +127,20 @@ def _widest(file: GgufFile, arch: str, n_blocks: int, hybrid: HybridConfig | Non
 
 
 def _rope_scale(file: GgufFile, arch: str) -> float:
-    kind = file.get_str(f"{arch}.rope.scaling.type", default="none")
+    """A factor without a type is linear scaling, and so is the older key for it: files have both."""
+    type_key = f"{arch}.rope.scaling.type"
+    kind = file.get_str(type_key, default="linear")
     if kind == "none":
         return 1.0
-    if kind == "linear":
-        return 1.0 / positive_of(file, f"{arch}.rope.scaling.factor")
-    raise Unsupported(f"rope scaling {kind!r} is not supported; supported: none, linear")
+    if kind != "linear":
+        raise Unsupported(f"{type_key} {kind!r} is not supported; supported: none, linear")
+    factor_key = f"{arch}.rope.scaling.factor"
+    for key in (factor_key, f"{arch}.rope.scale_linear"):
+        if key in file.metadata:
+            return 1.0 / positive_of(file, key)
+    if type_key in file.metadata:
+        raise FormatError("required key is missing beside linear scaling", key=factor_key)
+    return 1.0
 
 
 def _refuse_experts(file: GgufFile, arch: str) -> None:

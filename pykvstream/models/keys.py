@@ -37,6 +37,14 @@ def positive_of(file: GgufFile, key: str, default: float | None = None) -> float
     return value
 
 
+def fraction_of(file: GgufFile, key: str) -> float:
+    """A float between 0 and 1, without the two."""
+    value = positive_of(file, key)
+    if value >= 1.0:
+        raise FormatError(f"{value} is not between 0 and 1", key=key)
+    return value
+
+
 def per_block(file: GgufFile, key: str, n_blocks: int) -> tuple[int, ...]:
     """A size that is stored once or for each block, as one for each block; zeros are kept."""
     values = tuple(int(value) for value in file.get_ints(key, count=n_blocks))
