@@ -185,10 +185,14 @@ class PhaseCoordinator(Handle):
 
 
 def _raise_from(error: KvStreamError, raised: list[BaseException]) -> NoReturn:
-    """Raise what a move ended with, from the first exception of a consumer; later ones become notes."""
+    """Raise what a move ended with, from the first exception of a consumer; later ones become notes.
+
+    An interrupt is raised itself, even one that struck while a failure was undone: whoever pressed Ctrl-C waits for it.
+    """
     first, *later = raised
-    if not isinstance(first, Exception):
-        raise first
+    for exception in raised:
+        if not isinstance(exception, Exception):
+            raise exception
     chained = type(error)(f"{error}: {first}")
     for exception in later:
         chained.add_note(f"while undoing: {exception!r}")

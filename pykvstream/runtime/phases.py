@@ -15,7 +15,7 @@ from pykvstream.core.device import Device
 from pykvstream.core.pager import Pager
 from pykvstream.core.phase import PhaseStep
 from pykvstream.core.tape import Binding, Tape
-from pykvstream.errors import Busy
+from pykvstream.errors import Busy, KvStreamError
 from pykvstream.runtime.layout import POOL_REGION, WORKSPACE_REGION, Placement
 
 
@@ -58,13 +58,25 @@ class PhaseResources:
         self._phases[self._active] = PhaseTape(self._phases[self._active].tape, placement)
 
     def run(self, step: PhaseStep, phase: int) -> None:
-        """Take one step towards ``phase``, whole or not at all."""
+        """Take one step towards ``phase``, whole or not at all.
+
+        Of a release, which cannot be taken back while the arena gives no leases, the undo of the step before it
+        takes back what was done.
+        """
         try:
             self._run(step, phase)
         except BaseException as error:
             traceback.clear_frames(error.__traceback__)  # a lease that a frame of the failure holds would stay live
-            self.undo(step, phase)
+            if step is not PhaseStep.RELEASE:
+                self._undo_half(step, phase, error)
             raise
+
+    def _undo_half(self, step: PhaseStep, phase: int, error: BaseException) -> None:
+        """Whoever interrupts hears of the interrupt; what also fails is told beside it, and shows at the next step."""
+        try:
+            self.undo(step, phase)
+        except KvStreamError as second:
+            error.add_note(f"while undoing: {second!r}")
 
     def _run(self, step: PhaseStep, phase: int) -> None:
         if step is PhaseStep.STOP and self._pager.info.is_in_pass:
@@ -97,6 +109,7 @@ class PhaseResources:
         elif self._active is not None and step is PhaseStep.RELEASE:
             self._take(self._active)
         elif self._active is not None and step is PhaseStep.INVALIDATE:
+            self._take(self._active)
             self._bind(self._active)
 
     def complete(self, phase: int) -> None:

@@ -325,12 +325,12 @@ class Interrupter:
         return self
 
     def run(self, action: Callable[[], object]) -> bool:
-        """Whether the interrupt struck and came out."""
+        """Whether the interrupt struck and came out, itself and not as an error that it led to."""
         before = sys.gettrace()
         sys.settrace(self)
         try:
             action()
-        except (KeyboardInterrupt, KvStreamError):
+        except KeyboardInterrupt:
             return True
         finally:
             sys.settrace(before)
