@@ -94,7 +94,8 @@ kvs_status kvs_pager_forget(kvs_pager *pager);
 kvs_status kvs_pager_forecast(kvs_pager *pager, kvs_seq *seq, uint32_t n_rows, kvs_pass_forecast *forecast);
 
 /* Open a pass: appends n_rows to the sequence, makes room, queues every copy of the pass in the order in which it will be
- * read and, behind them, those of the next pass. Each history page that a failed pass had brought stays usable.
+ * read and, behind them, those of the next pass. Each history page that a failed pass had brought stays usable. Rows of the
+ * last pass that are still on their way to history are waited for, unless this one only adds rows to the same page.
  * thread: owner. errors: EINVAL; EBUSY in a pass or not attached; ECONTEXT; ENOSPACE; ENOMEM; EIO. On any error the sequence
  * and its history are as before */
 kvs_status kvs_pager_begin(kvs_pager *pager, kvs_seq *seq, uint32_t n_rows);

@@ -125,8 +125,10 @@ static void undo_open(kvs_pager *pager)
     (void)kvs_pager_cancel_ring(pager);
     (void)backend.backend->wait_counter(backend.self, &pager->loads.done, pager->loads.submitted, NULL);
     if (atomic_exchange(&pager->loads.failed, 0) != 0) {
+        /* A page whose rows are on their way to history was here before, whole. */
+        uint64_t end = pager->has_pending ? pager->pending_first_page : pager->where_pages;
         for (uint32_t layer = 0; layer < pager->n_layers; layer++) {
-            kvs_pager_forget_pages(pager, layer, 0, pager->where_pages);
+            kvs_pager_forget_pages(pager, layer, 0, end);
         }
     }
     bool is_restored = kvs_seq_copy_source(pager->current, NULL, NULL, NULL);
@@ -170,7 +172,7 @@ kvs_status kvs_pager_begin(kvs_pager *pager, kvs_seq *seq, uint32_t n_rows)
     }
     kvs_status status = pager->is_in_pass ? kvs_fail(pager->device, KVS_EBUSY, "a pass is open")
                                           : kvs_pager_check_rows(pager, seq, n_rows);
-    if (status == KVS_OK) {
+    if (status == KVS_OK && !kvs_pager_can_settle_later(pager, seq, n_rows)) {
         status = kvs_pager_settle(pager);
     }
     if (status == KVS_OK) {
@@ -240,11 +242,13 @@ kvs_status kvs_pager_end(kvs_pager *pager, uint32_t n_rows)
     release_plans(pager);
     kvs_pager_leave_ring(pager);
     kvs_seq_copy_done(pager->current);
+    kvs_pager_settle_tail(pager);
     status = kvs_seq_commit(pager->current, n_rows);
     pager->generation = kvs_seq_generation(pager->current);
     pager->is_in_pass = false;
     if (status != KVS_OK) {
         /* Somebody has changed the sequence under the pass: nothing that was known of its pages holds. */
+        pager->has_pending = false;
         (void)kvs_pager_cancel_ring(pager);
         kvs_pager_set_current(pager, NULL);
         return status;

@@ -102,9 +102,11 @@ static kvs_status queue_rows(kvs_pager *pager, uint64_t first_page, uint64_t end
     return flush(&batch);
 }
 
-/* What could not even be queued has failed like a copy that did: the next settling repeats all of it. */
+/* What could not even be queued has failed like a copy that did: the next settling repeats all of it. Nothing else is under
+ * way, so an older failure is one of rows that are queued here again. */
 kvs_status kvs_pager_publish(kvs_pager *pager, uint64_t first_page, uint64_t end_page)
 {
+    atomic_store(&pager->publishes.failed, 0);
     pager->has_pending = true;
     pager->pending_first_page = first_page;
     pager->pending_end_page = end_page;
@@ -134,6 +136,33 @@ static kvs_status mark_published(kvs_pager *pager)
         }
     }
     return KVS_OK;
+}
+
+/* A pass that only adds rows to the page whose rows are under way, and that nobody shares, needs none of them in history:
+ * the page stays on the device as its tail. What is known to have failed is written again first. */
+bool kvs_pager_can_settle_later(const kvs_pager *pager, const kvs_seq *seq, uint32_t n_rows)
+{
+    uint64_t committed = kvs_seq_committed(seq);
+    uint64_t page = committed / KVS_PAGE_TOKENS;
+    kvs_page_view view;
+    return pager->has_pending && atomic_load(&pager->publishes.failed) == 0 && pager->current == seq &&
+           pager->generation == kvs_seq_generation(seq) && pager->pending_first_page == page &&
+           committed % KVS_PAGE_TOKENS != 0 && (committed + n_rows - 1) / KVS_PAGE_TOKENS == page &&
+           kvs_seq_view_page(seq, page, &view) == KVS_OK && view.n_holders == 1;
+}
+
+/* What has failed stays pending, and is queued again with the rows of the pass. */
+void kvs_pager_settle_tail(kvs_pager *pager)
+{
+    if (!pager->has_pending) {
+        return;
+    }
+    kvs_status status = wait_published(pager);
+    if (status == KVS_OK) {
+        status = mark_published(pager);
+    }
+    atomic_store(&pager->publishes.failed, (int)status);
+    pager->has_pending = status != KVS_OK;
 }
 
 kvs_status kvs_pager_settle(kvs_pager *pager)

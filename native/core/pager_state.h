@@ -141,5 +141,9 @@ kvs_status kvs_pager_check_rows(const kvs_pager *pager, const kvs_seq *seq, uint
 kvs_status kvs_pager_publish(kvs_pager *pager, uint64_t first_page, uint64_t end_page);
 /* Wait until what was queued is in history, trying once more after a failure, and say so in the page columns. */
 kvs_status kvs_pager_settle(kvs_pager *pager);
+/* May a pass of n_rows over this sequence begin while rows are still on their way? */
+bool kvs_pager_can_settle_later(const kvs_pager *pager, const kvs_seq *seq, uint32_t n_rows);
+/* Before such a pass commits: wait for what was queued, and say so in the page column. */
+void kvs_pager_settle_tail(kvs_pager *pager);
 
 #endif

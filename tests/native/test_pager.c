@@ -280,6 +280,49 @@ static void test_rows_wait_on_the_device_until_history_takes_them(uint32_t flags
     close_bench(&b);
 }
 
+static uint64_t published_rows(const bench *b, uint64_t page)
+{
+    kvs_page_info info = {.struct_size = sizeof info};
+    CHECK_OK(kvs_seq_get_page(b->seq, 0, page, &info));
+    return info.published_rows;
+}
+
+/* Only a pass in another page waits for the rows of the last one; what fails meanwhile is written with the next. */
+static void test_a_pass_begins_while_rows_are_on_their_way(void)
+{
+    bench b;
+    open_bench(&b, KVS_DEVICE_DEFERRED);
+    take_pass(&b, b.seq, 3, 3);
+    CHECK_OK(kvs_pager_begin(b.pager, b.seq, 2));
+    CHECK_U64(published_rows(&b, 0), 0);
+    CHECK_OK(kvs_pager_end(b.pager, 0));
+    CHECK_U64(published_rows(&b, 0), 0);
+    take_pass(&b, b.seq, 2, 2);
+    CHECK_U64(published_rows(&b, 0), 3);
+    fault f = {.count = 1};
+    CHECK_OK(kvs_device_set_hook(b.device, fail_copies, &f));
+    take_pass(&b, b.seq, 2, 2);
+    CHECK_OK(kvs_device_set_hook(b.device, NULL, NULL));
+    CHECK_U64(f.seen > 0, 1);
+    CHECK_U64(published_rows(&b, 0), 3);
+    check_history(&b, b.seq);
+    CHECK_U64(published_rows(&b, 0), 7);
+    take_pass(&b, b.seq, 1, 1);
+    kvs_seq *fork;
+    CHECK_OK(kvs_seq_fork(b.seq, &fork));
+    CHECK_OK(kvs_pager_begin(b.pager, b.seq, 1)); /* into a copy of the page */
+    CHECK_U64(tokens_of(fork), 8);
+    CHECK_OK(play(&b));
+    CHECK_OK(kvs_pager_end(b.pager, 1));
+    check_history(&b, b.seq);
+    kvs_seq_release(fork);
+    take_pass(&b, b.seq, 1, 1);
+    CHECK_OK(kvs_pager_begin(b.pager, b.seq, P)); /* reaches another page */
+    CHECK_U64(published_rows(&b, 0), 10);
+    CHECK_OK(kvs_pager_end(b.pager, 0));
+    close_bench(&b);
+}
+
 static void test_any_order_of_release_is_safe(void)
 {
     for (int code = 0; code < 256; code++) {
@@ -335,6 +378,7 @@ int main(void)
     test_attach_and_place_refuse_and_change_nothing();
     test_begin_and_end_refuse_and_change_nothing();
     test_waves_come_in_order_and_once();
+    test_a_pass_begins_while_rows_are_on_their_way();
     test_any_order_of_release_is_safe();
     test_a_sequence_that_is_gone_is_no_longer_looked_at();
     return check_finish();

@@ -38,7 +38,7 @@ UBATCH = 64
 PAGE = 256
 CPU_FLAGS = DeviceFlag.DEFERRED | DeviceFlag.POISON_RELEASED | DeviceFlag.STRICT_HISTORY
 TRACE_FLAGS = DeviceFlag.DEFERRED | DeviceFlag.POISON_RELEASED
-LIMIT = 20_000
+LIMIT = 25_000
 Logits = npt.NDArray[np.float32]
 
 
@@ -184,7 +184,7 @@ COUNTS = {
     "one layer, ring of one": Exploration(90, True, 9),
     "two layers, ring of one": Exploration(1_120, True, 16),
     "two layers, ring of two": Exploration(14_460, True, 21),
-    "a second pass": Exploration(2_430, True, 17),
+    "a second pass": Exploration(21_030, True, 20),
     "a page comes back": Exploration(432, True, 12),
 }
 """How many legal orders there are: another number means that the program, or what is offered, has changed."""
