@@ -1,9 +1,9 @@
-"""The 27B decode step in virtual time: ``python tools/simulate_27b.py [--json FILE] [--png FILE] [--quick]``.
+"""The 27B decode step in virtual time: ``python -m tools.simulate_27b [--json FILE] [--png FILE] [--quick]``.
 
-A tape with the weights, states and pages of the hybrid 27B (48 recurrent and 16 attention layers, 4.25 bits per weight,
-Q8_0 keys, Q4_0 values) runs on the trace device under the figures measured on one H200 host. Nothing is computed;
-pager, ring, executor and policy are the product's own. Per context and arena it prints the critical path of a step, the
-limits of bus and memory, and what the rest of the time went to; then the step against the ring's size.
+The tape of the hybrid 27B (48 recurrent and 16 attention layers, 4.25 bits per weight, Q8_0 keys, Q4_0 values) runs on
+the trace device under the figures measured on one H200 host. Nothing is computed, and the file holds no values; graph,
+tape, layout, pager, ring, executor and policy are the product's own. Per context and arena it prints the critical path
+of a step, the limits of bus and memory, and what the rest of the time went to; then the step against the ring's size.
 
 Units: GB are 1e9 bytes, MiB and Ki binary. Times are virtual.
 Source: the limits follow from bytes alone: streamed / 55.0 GB/s, and everything read / 4,550 GB/s. That of the bus is
@@ -20,38 +20,27 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-import numpy as np
-
-from pykvstream.core.arena import Arena
-from pykvstream.core.kv import PAGE_TOKENS, Cache, KvLayer, Seq, record_layout
-from pykvstream.core.pager import Pager
-from pykvstream.core.tape import Binding, CancelFlag, Op, OpCode, RowKind, Tape, TensorKind, WeightLayout
-from pykvstream.core.trace import (
-    TraceCosts,
-    TraceDevice,
-    TraceEvent,
-    TraceReport,
-    TraceStream,
-    TraceWeight,
-    chrome_events,
-)
-from pykvstream.gguf import GgmlType
+from pykvstream.core.kv import PAGE_TOKENS
+from pykvstream.core.trace import TraceCosts, TraceDevice, TraceEvent, TraceReport, TraceStream, chrome_events
+from pykvstream.gguf import GgmlType, GgufFile
+from pykvstream.models import ModelConfig
 from pykvstream.runtime.layout import Placement, Pool
 from pykvstream.runtime.policy import Costs, PolicyConfig, ring_target
+from pykvstream.runtime.session import TokenSession
+from pykvstream.runtime.target import Blueprint, Phase, Target, TargetOptions
+from tools.hybrid_outline import OUTLINE_27B, write_outline
 
 KI, MIB = 1 << 10, 1 << 20
-N_EMBD, N_FF, N_VOCAB, N_LAYERS, N_HEADS, N_KV_HEADS, HEAD = 5120, 17408, 248320, 64, 24, 4, 256
-N_ATTENTION = N_LAYERS // 4
-QKV_COLS, VALUE_COLS = 10240, 6144
-STATE_BYTES = 3 * MIB
-"""Of one recurrent layer; read and written once per pass."""
-LAYER = KvLayer(N_KV_HEADS, HEAD, HEAD, GgmlType.Q8_0.id, GgmlType.Q4_0.id)
-RECORD_BYTES = record_layout(LAYER).record_bytes
-FILL_ROWS = 8192
+UBATCH = 2048
+LOG_ROWS = 9
+"""The widest draft and one row."""
 TIMED_STEPS = 6
 """A copy that is under way at a step's end belongs to the next one; over a few steps that averages out."""
 LIMIT_RING_BYTES = 32 * MIB
+FIRST_OP = "rope_table"
+"""With it a step begins."""
 CONTEXTS = (64 * KI, 128 * KI, 192 * KI, 256 * KI)
 ARENAS = (1120 * MIB, 2240 * MIB, 4480 * MIB)
 H200 = TraceCosts(
@@ -65,89 +54,6 @@ H200 = TraceCosts(
 )
 
 
-class Model:
-    """Weights by shape, made as the tape asks for them."""
-
-    def __init__(self, device: TraceDevice, tape: Tape, stack: ExitStack) -> None:
-        self._device, self._tape, self._stack = device, tape, stack
-        self.weight_bytes = 0
-
-    def weight(self, kind: GgmlType, k: int, n: int, layout: WeightLayout = WeightLayout.PANELS) -> int:
-        made = self._stack.enter_context(TraceWeight(self._device, kind.id, k, n, layout))
-        self.weight_bytes += made.device_bytes
-        return self._tape.add_weight(made)
-
-    def linear(self, x: int, outputs: list[int], cols: list[int], kind: GgmlType, *, k: int, u: int = 0) -> None:
-        weights = tuple(self.weight(kind, k, n) for n in cols)
-        op = Op(OpCode.MATMUL, (x,), tuple(outputs), weights, u=(len(weights), u), f=(1e-6,))
-        self._tape.add_op(op)
-
-
-def _feed_forward(tape: Tape, model: Model, x: int) -> None:
-    hidden = tape.add_tensor(N_FF)
-    model.linear(x, [hidden], [N_FF, N_FF], GgmlType.IQ4_XS, k=N_EMBD, u=2)
-    model.linear(hidden, [x], [N_EMBD], GgmlType.IQ4_XS, k=N_FF, u=1)
-
-
-def _recurrent(tape: Tape, model: Model, x: int) -> None:
-    """Five nodes: projections, recurrence, output, feed forward in two."""
-    qkv, gate, out = tape.add_tensor(QKV_COLS), tape.add_tensor(VALUE_COLS), tape.add_tensor(256)
-    model.linear(x, [qkv, gate], [QKV_COLS, VALUE_COLS], GgmlType.IQ4_XS, k=N_EMBD)
-    # The state stands as a weight of twice its size: it is read and written.
-    model.linear(gate, [out], [2 * STATE_BYTES // (4 * VALUE_COLS)], GgmlType.F32, k=VALUE_COLS)
-    model.linear(gate, [x], [N_EMBD], GgmlType.IQ4_XS, k=VALUE_COLS, u=1)
-    _feed_forward(tape, model, x)
-
-
-def _attention(tape: Tape, model: Model, x: int) -> None:
-    """Six nodes: projections with rotation, the writer, attention, output, feed forward in two."""
-    cols = [2 * N_HEADS * HEAD, N_KV_HEADS * HEAD, N_KV_HEADS * HEAD]
-    q, k, v = (tape.add_tensor(n) for n in cols)
-    model.linear(x, [q, k, v], cols, GgmlType.IQ4_XS, k=N_EMBD)
-    layer = tape.add_layer(LAYER)
-    tape.add_op(Op(OpCode.KV_WRITE, (k, v), layer=layer))
-    # The gate half of q is not read by attention: 48 query heads stand for 24 and their gates.
-    out = tape.add_tensor(2 * N_HEADS * HEAD)
-    tape.add_op(Op(OpCode.ATTEND, (q,), (out,), layer=layer, u=(2 * N_HEADS,), f=(HEAD**-0.5,)))
-    model.linear(out, [x], [N_EMBD], GgmlType.IQ4_XS, k=2 * N_HEADS * HEAD, u=1)
-    _feed_forward(tape, model, x)
-
-
-def decode_tape(device: TraceDevice, stack: ExitStack) -> tuple[Tape, int]:
-    """The step for one row, and the bytes of weights and states that it reads and writes."""
-    tape = stack.enter_context(Tape(device, 1, 1))
-    model = Model(device, tape, stack)
-    x = tape.add_tensor(N_EMBD)
-    tape.add_op(Op(OpCode.EMBED, (), (x,), (model.weight(GgmlType.Q6_K, N_EMBD, N_VOCAB, WeightLayout.ROWS),)))
-    for i in range(N_LAYERS):
-        (_attention if i % 4 == 3 else _recurrent)(tape, model, x)
-    hidden = tape.add_tensor(N_EMBD, rows=RowKind.OUT)
-    logits = tape.add_tensor(N_VOCAB, kind=TensorKind.OUTPUT, rows=RowKind.OUT)
-    tape.add_op(Op(OpCode.GATHER, (x,), (hidden,)))
-    model.linear(hidden, [logits], [N_VOCAB], GgmlType.Q6_K, k=N_EMBD)
-    tape.seal()
-    return tape, model.weight_bytes
-
-
-def fill_tape(device: TraceDevice, stack: ExitStack) -> Tape:
-    """Writes rows of every layer, and nothing else: a history without the work of a prompt."""
-    tape = stack.enter_context(Tape(device, FILL_ROWS, 1))
-    table = stack.enter_context(TraceWeight(device, GgmlType.F32.id, N_KV_HEADS * HEAD, 16, WeightLayout.ROWS))
-    x = tape.add_tensor(N_KV_HEADS * HEAD)
-    tape.add_op(Op(OpCode.EMBED, (), (x,), (tape.add_weight(table),)))
-    for _ in range(N_ATTENTION):
-        tape.add_op(Op(OpCode.KV_WRITE, (x, x), layer=tape.add_layer(LAYER)))
-    tape.seal()
-    return tape
-
-
-def _pass(pager: Pager, binding: Binding, seq: Seq, n_rows: int, outputs: tuple[np.ndarray, ...] = ()) -> None:
-    pager.begin(seq, n_rows)
-    out_rows = np.arange(1 if outputs else 0, dtype=np.uint32)
-    binding.run(np.zeros(n_rows, np.uint32), out_rows, outputs, CancelFlag())
-    pager.end(n_rows)
-
-
 @dataclass(frozen=True, slots=True)
 class Step:
     """Decode steps in a row: measures of all, limits of one in ns, and what the policy would have been told."""
@@ -159,6 +65,7 @@ class Step:
     bus_ns: float
     memory_ns: float
     gap_ns: int
+    record_bytes: int
     events: tuple[TraceEvent, ...]
 
     @property
@@ -176,7 +83,7 @@ class Step:
 
     @property
     def last_begin_ns(self) -> int:
-        return next(e.begin_ns for e in reversed(self.events) if e.name == "embed")
+        return next(e.begin_ns for e in reversed(self.events) if e.name == FIRST_OP)
 
     @property
     def last_events(self) -> list[TraceEvent]:
@@ -185,7 +92,7 @@ class Step:
 
     @property
     def measured(self) -> Costs:
-        n_pages = self.report.bytes_in // RECORD_BYTES
+        n_pages = self.report.bytes_in // self.record_bytes
         per_page = self.report.in_busy_ns / n_pages / 1e9 if n_pages else None
         return Costs(per_page, self.gap_ns / 1e9)
 
@@ -200,7 +107,7 @@ def _gap_ns(events: list[TraceEvent]) -> int:
     for event in events:
         if event.stream is not TraceStream.COMPUTE:
             continue
-        if event.name == "embed":
+        if event.name == FIRST_OP:
             is_counting = False
         elif event.name == "attend wave" and (event.layer, event.pages.start) in streamed:
             longest = max(longest, busy if is_counting else 0)
@@ -215,50 +122,42 @@ class Simulation:
 
     def __init__(self, context: int, arena_bytes: int, stack: ExitStack) -> None:
         self.context, self.arena_bytes = context, arena_bytes
+        folder = stack.enter_context(TemporaryDirectory())
+        path = Path(folder) / "27b.gguf"
+        write_outline(path, OUTLINE_27B)
+        file = stack.enter_context(GgufFile.open(path))
         self.device = stack.enter_context(TraceDevice())
-        self._tape, self.weight_bytes = decode_tape(self.device, stack)
-        workspace_bytes = self._tape.info.workspace_bytes
-        arena = stack.enter_context(Arena(self.device, arena_bytes))
-        fill_space = stack.enter_context(Arena(self.device, 512 * MIB))
-        self.n_slots = (arena_bytes - workspace_bytes - 4096) // RECORD_BYTES
-        for each, sizes in ((arena, (workspace_bytes, self.n_slots * RECORD_BYTES)), (fill_space, (512 * MIB,))):
-            each.begin()
-            for i, n_bytes in enumerate(sizes):
-                each.reserve(i, n_bytes)
-            each.commit()
-        self._pool = stack.enter_context(arena.acquire(1))
-        workspace, scratch = stack.enter_context(arena.acquire(0)), stack.enter_context(fill_space.acquire(0))
-        cache = stack.enter_context(Cache(self.device, [LAYER] * N_ATTENTION))
-        self._pager = stack.enter_context(Pager(self.device, cache))
-        self._seq = stack.enter_context(cache.sequence(context + PAGE_TOKENS))
-        self._binding = stack.enter_context(Binding(self.device, self._tape, arena, workspace, self._pager))
-        fill = stack.enter_context(
-            Binding(self.device, fill_tape(self.device, stack), fill_space, scratch, self._pager)
+        options = TargetOptions(
+            GgmlType.Q8_0, GgmlType.Q4_0, UBATCH, context + PAGE_TOKENS, log_rows=LOG_ROWS, checkpoint_bytes=0
         )
-        self._logits = np.zeros((1, N_VOCAB), np.float32)
+        blueprint = Blueprint(file, ModelConfig.from_gguf(file), self.device, options)
+        stack.callback(blueprint.close)
+        self._target = Target(self.device, blueprint, arena_bytes)
+        stack.callback(self._target.close)
+        self._session = TokenSession(self._target, context + PAGE_TOKENS)
+        stack.callback(self._session.close)
+        self.record_bytes = blueprint.shape.slot_bytes
+        self.n_layers = blueprint.shape.n_layers
+        # A step reads and writes the state of every recurrent layer.
+        self.work_bytes = blueprint.weights.device_bytes + 2 * blueprint.slot_bytes
+        self._plan = self._target.plan.phase("decode")
         # The last passes of the context are steps, so that it holds `context` tokens when one is timed.
-        self._fill(fill, context - 64)
-
-    def _fill(self, binding: Binding, n_tokens: int) -> None:
-        tail = FILL_ROWS // PAGE_TOKENS + 1
-        self._pager.attach(self._pool, Placement((tail,) * N_ATTENTION, 1, FILL_ROWS))
-        for begin in range(0, n_tokens, FILL_ROWS):
-            _pass(self._pager, binding, self._seq, min(FILL_ROWS, n_tokens - begin))
-        self._pager.publish_wait()
+        self._session.forward([1] * (context - 64), logits="none")
+        self._target.publish_wait()
         self.device.set_costs(H200)
 
     @property
     def pool(self) -> Pool:
-        return Pool(N_ATTENTION, self.n_slots, 2, self.context // PAGE_TOKENS + 1)
+        return self._plan.pool
 
     def streamed_bytes(self, ring_slots: int) -> int:
         """Bytes that one step must bring with a ring of this size."""
-        tail_first = self._seq.info.committed_tokens // PAGE_TOKENS
-        return RECORD_BYTES * sum(max(0, tail_first + 1 - pages) for pages in self.pool.deal(ring_slots))
+        tail_first = self._session.n_cached // PAGE_TOKENS
+        return self.record_bytes * sum(max(0, tail_first + 1 - pages) for pages in self.pool.deal(ring_slots))
 
     def step(self, ring_slots: int) -> Step:
         ring_slots = max(ring_slots, self.pool.ring_floor)
-        self._pager.place(Placement(self.pool.deal(ring_slots), ring_slots, 1))
+        self._target.place(Phase.DECODE, Placement(self.pool.deal(ring_slots), ring_slots, self._plan.max_rows))
         for _ in range(2):
             self._run()
         self.device.reset()
@@ -268,26 +167,32 @@ class Simulation:
         hazards = self.device.hazards()
         if hazards:
             raise SystemExit("\n".join(hazards))
-        limit_ring = max(self.pool.ring_floor, min(LIMIT_RING_BYTES // RECORD_BYTES, self.pool.ring_cap))
-        kv_bytes = self._seq.info.committed_tokens * RECORD_BYTES // PAGE_TOKENS * N_ATTENTION
+        limit_ring = max(self.pool.ring_floor, min(LIMIT_RING_BYTES // self.record_bytes, self.pool.ring_cap))
+        kv_bytes = self._session.n_cached * self.record_bytes // PAGE_TOKENS * self.n_layers
         return Step(
             self.context,
             self.arena_bytes,
             ring_slots,
             report,
             self.streamed_bytes(limit_ring) / H200.copy_in_bytes_per_s * 1e9,
-            (self.weight_bytes + kv_bytes) / H200.device_bytes_per_s * 1e9,
+            (self.work_bytes + kv_bytes) / H200.device_bytes_per_s * 1e9,
             _gap_ns(events),
+            self.record_bytes,
             tuple(events),
         )
 
     def _run(self) -> None:
-        _pass(self._pager, self._binding, self._seq, 1, (self._logits,))
+        self._session.forward([1], phase=Phase.DECODE)
 
     def policy_ring(self, measured: Costs) -> int:
         """The ring that the policy wants after such a step."""
-        config = PolicyConfig(run_pages=16 * MIB // RECORD_BYTES)
+        config = PolicyConfig(run_pages=self.run_pages)
         return ring_target(config, self.pool, measured, self.context // PAGE_TOKENS + 1)
+
+    @property
+    def run_pages(self) -> int:
+        """Pages of one copy."""
+        return self._target.plan.shape.run_pages
 
 
 @contextmanager
@@ -298,7 +203,7 @@ def simulation(context: int, arena_bytes: int) -> Iterator[Simulation]:
 
 def settled(sim: Simulation) -> Step:
     """The step under the policy's ring: two rounds of measuring and placing are enough to stand still."""
-    step = sim.step(sim.pool.unmeasured_ring(16 * MIB // RECORD_BYTES))
+    step = sim.step(sim.pool.unmeasured_ring(sim.run_pages))
     for _ in range(2):
         step = sim.step(sim.policy_ring(step.measured))
     return step

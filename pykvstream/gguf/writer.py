@@ -43,11 +43,11 @@ _LAYOUTS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class _Tensor:
-    """A declared tensor; ``data`` holds encoded bytes, or float32 values to encode."""
+    """A declared tensor; ``data`` holds encoded bytes, or float32 values to encode, or None for zeros."""
 
     shape: tuple[int, ...]
     type: GgmlType
-    data: npt.NDArray[np.uint8] | npt.NDArray[np.float32]
+    data: npt.NDArray[np.uint8] | npt.NDArray[np.float32] | None
     nbytes: int
 
 
@@ -103,19 +103,27 @@ class GgufWriter:
         if encoded and shape is None:
             raise InvalidArgument(f"tensor {name!r} is given as bytes and needs a shape")
         ne = tuple(raw.shape[::-1] if shape is None else shape)
-        if not 1 <= len(ne) <= 4 or min(ne) < 1:
-            raise InvalidArgument(f"tensor {name!r} has shape {ne}, need 1 to 4 positive dimensions")
-        nbytes = kind.row_bytes(ne[0]) * math.prod(ne[1:])
+        nbytes = self._checked_bytes(name, ne, kind)
         have, need = raw.size, nbytes if encoded else math.prod(ne)
         if have != need:
             raise InvalidArgument(f"tensor {name!r} of shape {ne} needs {need} elements, have {have}")
-        if name in self._tensors:
-            raise InvalidArgument(f"tensor {name!r} is added twice")
         values = raw.reshape(-1) if encoded else np.asarray(raw, np.float32).reshape(-1, ne[0])
         self._tensors[name] = _Tensor(ne, kind, values, nbytes)
 
+    def add_zeros(self, name: str, kind: GgmlType, shape: Sequence[int]) -> None:
+        """Add a tensor of zero bytes, a hole in the file: the shape of a model without its size."""
+        ne = tuple(shape)
+        self._tensors[name] = _Tensor(ne, kind, None, self._checked_bytes(name, ne, kind))
+
+    def _checked_bytes(self, name: str, ne: tuple[int, ...], kind: GgmlType) -> int:
+        if not 1 <= len(ne) <= 4 or min(ne) < 1:
+            raise InvalidArgument(f"tensor {name!r} has shape {ne}, need 1 to 4 positive dimensions")
+        if name in self._tensors:
+            raise InvalidArgument(f"tensor {name!r} is added twice")
+        return kind.row_bytes(ne[0]) * math.prod(ne[1:])
+
     def write(self, target: str | os.PathLike[str] | BinaryIO) -> None:
-        """Write the file to a path or to a binary stream."""
+        """Write the file to a path or to a binary stream; zeros need one that can seek."""
         if isinstance(target, (str, os.PathLike)):
             with open(target, "wb") as stream:
                 self._stream(stream)
@@ -138,16 +146,22 @@ class GgufWriter:
             offset += tensor.nbytes + self._padding(tensor.nbytes)
         stream.write(head + bytes(self._padding(len(head))))
         for tensor in self._tensors.values():
-            stream.write(_encoded(tensor).tobytes() + bytes(self._padding(tensor.nbytes)))
+            padding = self._padding(tensor.nbytes)
+            if tensor.data is None:
+                stream.seek(tensor.nbytes + padding, os.SEEK_CUR)
+                continue
+            stream.write(_encoded(tensor.type, tensor.data).tobytes() + bytes(padding))
+        if stream.seekable():
+            stream.truncate()
 
     def _padding(self, n_bytes: int) -> int:
         return -n_bytes % self._alignment
 
 
-def _encoded(tensor: _Tensor) -> npt.NDArray[np.uint8]:
-    if tensor.data.dtype == np.uint8:
-        return tensor.data.view(np.uint8)
-    return codecs.encode(tensor.type, tensor.data)
+def _encoded(
+    kind: GgmlType, data: npt.NDArray[np.uint8] | npt.NDArray[np.float32]
+) -> npt.NDArray[np.uint8]:
+    return data.view(np.uint8) if data.dtype == np.uint8 else codecs.encode(kind, data)
 
 
 def _kind_of(value: Scalar) -> ValueType:
