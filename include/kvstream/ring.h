@@ -5,7 +5,7 @@
  *     consumed <= ready <= submitted,   submitted - consumed may exceed the slots: copies wait at their gate
  * Demand d lies in the slot that `kvs_ring_page_address` names; its copy starts when the demand that held the slot before
  * is consumed. `ready` and `consumed` are 64-bit counters that copies and readers wait on, so no lookahead limit exists but
- * free slots.
+ * free slots. A ring whose copies wait for their slots does not stop those of another ring of the device.
  */
 #ifndef KVSTREAM_RING_H
 #define KVSTREAM_RING_H

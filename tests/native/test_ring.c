@@ -433,6 +433,35 @@ static void test_create_refuses_and_keeps_no_lease(void)
     rig_close(device);
 }
 
+/* Copies of one ring that must not go yet do not stop those of another. */
+static void test_a_full_ring_leaves_another_one_alone(uint32_t flags)
+{
+    bench b;
+    open_bench(&b, flags, 0, 2, 1);
+    kvs_lease *lease = rig_lease(b.device, 2 * RECORD);
+    const kvs_ring_desc desc = {.struct_size = sizeof desc, .n_slots = 2, .lease = lease, .slot_bytes = RECORD};
+    kvs_ring *full = b.ring;
+    kvs_ring *other = NULL;
+    CHECK_OK(kvs_ring_create(b.device, &desc, &other));
+    (void)submit(&b, 0, 5);
+    CHECK_OK(kvs_ring_acquire_wait(full, 2));
+    b.ring = other;
+    (void)submit(&b, 8, 2);
+    CHECK_OK(kvs_ring_acquire_wait(other, 2));
+    uint64_t address;
+    CHECK_OK(kvs_ring_page_address(other, 1, &address));
+    CHECK(rig_all_equal(rig_bytes(address), RECORD, 10));
+    CHECK_STATUS(kvs_ring_acquire_wait(full, 3), KVS_EBUSY);
+    CHECK_OK(kvs_ring_consume(full, 2));
+    CHECK_OK(kvs_ring_acquire_wait(full, 4));
+    CHECK_OK(kvs_ring_page_address(full, 3, &address));
+    CHECK(rig_all_equal(rig_bytes(address), RECORD, 4));
+    kvs_ring_release(other);
+    kvs_lease_release(lease);
+    b.ring = full;
+    close_bench(&b);
+}
+
 int main(void)
 {
     test_runs_end_at_demand_limit_and_ring_end();
@@ -451,6 +480,7 @@ int main(void)
         test_cancel_frees_every_slot_and_goes_on_counting(modes[i]);
         test_failed_copy_poisons_until_cancelled(modes[i]);
         test_copies_that_do_nothing_are_noticed(modes[i]);
+        test_a_full_ring_leaves_another_one_alone(modes[i]);
     }
     return check_finish();
 }

@@ -40,9 +40,32 @@ void kvs_copy_queue_push(kvs_copy_queue *q, const kvs_copy_entry *item)
     *queue_at(q, q->count - 1) = *item;
 }
 
+/* The first copy that may go, or `count`. Copies of one ring share a gate and reach higher and higher, so behind a shut one
+ * only those with another gate are looked at. */
+static uint32_t find_open(const kvs_copy_queue *q)
+{
+    const _Atomic uint64_t *shut = NULL;
+    for (uint32_t i = 0; i < q->count; i++) {
+        const kvs_copy *copy = &queue_at(q, i)->copy;
+        if (copy->gate != NULL && copy->gate == shut) {
+            continue;
+        }
+        /* Acquire: what the readers did before they raised the gate happens before the slot is overwritten. */
+        if (copy->gate == NULL || atomic_load_explicit(copy->gate, memory_order_acquire) >= copy->gate_value) {
+            return i;
+        }
+        shut = copy->gate;
+    }
+    return q->count;
+}
+
 kvs_copy_entry kvs_copy_queue_pop(kvs_copy_queue *q)
 {
-    const kvs_copy_entry item = *queue_at(q, 0);
+    uint32_t index = find_open(q);
+    const kvs_copy_entry item = *queue_at(q, index);
+    for (; index > 0; index--) {
+        *queue_at(q, index) = *queue_at(q, index - 1);
+    }
     q->head = (q->head + 1) & (q->capacity - 1);
     q->count--;
     return item;
@@ -62,12 +85,7 @@ void kvs_copy_queue_drop(kvs_copy_queue *q, const _Atomic uint64_t *done)
 
 bool kvs_copy_queue_may_go(const kvs_copy_queue *q)
 {
-    if (q->count == 0) {
-        return false;
-    }
-    const kvs_copy *copy = &queue_at(q, 0)->copy;
-    /* Acquire: what the readers did before they raised the gate happens before the slot is overwritten. */
-    return copy->gate == NULL || atomic_load_explicit(copy->gate, memory_order_acquire) >= copy->gate_value;
+    return find_open(q) < q->count;
 }
 
 void kvs_copy_queue_free(kvs_copy_queue *q)

@@ -1,4 +1,4 @@
-/* copy_queue.h: copies that wait, first in first out. thread: the caller's lock guards it. */
+/* copy_queue.h: copies that wait: of one gate first in first out, past a shut gate of another. thread: the caller's lock guards it. */
 #ifndef KVS_NATIVE_CPU_COPY_QUEUE_H
 #define KVS_NATIVE_CPU_COPY_QUEUE_H
 
@@ -23,13 +23,13 @@ bool kvs_copy_queue_reserve(kvs_copy_queue *q, uint32_t more);
 /* Reserved before. */
 void kvs_copy_queue_push(kvs_copy_queue *q, const kvs_copy_entry *item);
 
-/* Not of an empty queue. */
+/* The first that may go; there is one. */
 kvs_copy_entry kvs_copy_queue_pop(kvs_copy_queue *q);
 
 /* Take out all with this counter. */
 void kvs_copy_queue_drop(kvs_copy_queue *q, const _Atomic uint64_t *done);
 
-/* Is there a head, and is its gate open? */
+/* Is there a copy whose gate is open? */
 bool kvs_copy_queue_may_go(const kvs_copy_queue *q);
 
 #endif
