@@ -156,7 +156,9 @@ class TokenSession:
 
         ``logits="all"``: one row per token of ``token_ids`` (pending tokens have none); ``"last"``: one;
         ``"none"``: none. ``out``: C-contiguous float32 of that shape to write into. ``marks``: positions that the
-        conversation may go back to, such as where a message begins; recurrent states are kept near them.
+        conversation may go back to, such as where a message begins; recurrent states are kept near them. With
+        recurrent layers a prompt in several calls costs least in multiples of ``CHUNK_TOKENS``: a chunk that a call
+        has begun is run again as a whole, from the newest state that is kept.
         Raises ``ContextFull`` before anything runs; after any error the session is as it was before the call.
         """
         if not isinstance(phase, Phase):
@@ -253,15 +255,16 @@ class TokenSession:
             yield
 
     def _begin_of_chunk(self) -> int:
-        """Where a prompt goes on: behind part of a chunk that a prompt has begun, from where the chunk begins, if kept.
+        """Where a prompt goes on: behind part of a chunk that a prompt has begun, from where the chunk begins.
 
-        Then the chunk is taken as a whole, and the bits are those of a prompt that was never divided.
+        Then the chunk is taken as a whole, and the bits are those of a prompt that was never divided. Where the state
+        is kept no more, everything behind the newest one that is kept is run again, the way it was run.
         """
         n_cached = self.n_cached
         if n_cached > len(self._ran):
             return n_cached
         begin = max(grid_point(n_cached), self._ran.rfind(Phase.DECODE.value, 0, n_cached) + 1)
-        return begin if begin in (0, self._target.newest_kept(self._context, begin)) else n_cached
+        return n_cached if begin == n_cached else self._target.newest_kept(self._context, begin) or 0
 
     def _is_decoded(self, n_tokens: int) -> bool:
         """Whether the last of the first tokens was decoded: the chunk that a prompt begins there is a short one."""

@@ -258,6 +258,29 @@ def test_the_least_recently_used_makes_room_and_the_budget_holds(path: Path) -> 
         assert store(rig).n_kept == bank(rig).info.n_valid == 0
 
 
+@pytest.mark.parametrize("slots", [0, 1, 3])
+def test_a_prompt_in_pieces_gives_the_same_bits_whatever_is_kept(path: Path, slots: int) -> None:
+    """Other sessions take the places of states that the next piece would begin from: then more is run again."""
+    rng = random.Random(4)
+    with open_rig(path, ubatch=128) as rig:
+        slot = bank(rig).info.slot_bytes
+    with (
+        open_rig(path, ubatch=128, checkpoint_bytes=slots * slot) as rig,
+        closing(rig.session()) as session,
+        closing(rig.session()) as other,
+    ):
+        talk = Conversation(rig, session, [])
+        for phase, n_tokens in (
+            (Phase.PREFILL, 100), (Phase.PREFILL, 40), (Phase.DECODE, 3), (Phase.PREFILL, 30), (Phase.PREFILL, 170),
+            (Phase.PREFILL, 1),
+        ):  # fmt: skip
+            logits = talk.say(phase, words(rng, n_tokens))
+            assert logits == replayed(rig, talk.said)
+            other.truncate(0)
+            other.forward(words(rng, 300), logits="none", marks=(64, 128, 192))
+        assert session.stats.recomputed_tokens > (0 if slots else 400)
+
+
 @pytest.mark.parametrize("point", [HookPoint.COPY, HookPoint.OP, HookPoint.ALLOC], ids=lambda point: point.name)
 def test_a_failure_anywhere_leaves_the_session_usable_and_exact(rig: Rig, point: HookPoint) -> None:
     rng = random.Random(11)
