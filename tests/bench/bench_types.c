@@ -11,6 +11,7 @@
 #include "backends/cpu/matmul.h"
 
 #include <stdio.h>
+#include <sys/mman.h>
 #include <time.h>
 
 #define K 2048u
@@ -44,6 +45,17 @@ static double now_s(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
+/* As the backend keeps weights. */
+static void *huge_pages(uint64_t bytes)
+{
+    const uint64_t page = (uint64_t)2 << 20;
+    void *memory = aligned_alloc(page, (bytes + page - 1) / page * page);
+#if defined(MADV_HUGEPAGE)
+    (void)madvise(memory, bytes, MADV_HUGEPAGE);
+#endif
+    return memory;
+}
+
 /* Rows repeat a few random ones: what is measured does not depend on the values. */
 static matrix make_matrix(int type, uint64_t n)
 {
@@ -56,7 +68,7 @@ static matrix make_matrix(int type, uint64_t n)
     kvs_panel_bytes(type, K, DISTINCT, &panel_bytes, NULL);
     uint8_t *rows = random_weights(type, K, DISTINCT, part_bytes);
     made.bytes = kvs_panel_count(n) * panel_bytes;
-    made.panels = aligned_alloc(64, made.bytes);
+    made.panels = huge_pages(made.bytes);
     const uint64_t n_distinct = kvs_panel_count(DISTINCT);
     kvs_panel_pack(type, K, DISTINCT, rows, made.panels, 0, n_distinct);
     for (uint64_t p = n_distinct; p < kvs_panel_count(n); p++) {

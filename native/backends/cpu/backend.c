@@ -38,6 +38,13 @@ static void prefer_huge_pages(void *memory, size_t n_bytes)
 #endif
 }
 
+/* Up to whole huge pages, where that costs at most a quarter: the matrices of a small model are little larger than one. */
+static uint64_t round_to_huge_pages(uint64_t bytes)
+{
+    const uint64_t missing = -bytes % HUGE_PAGE_BYTES;
+    return missing <= bytes / 4 && missing <= SIZE_MAX - bytes ? bytes + missing : bytes;
+}
+
 static kvs_status device_alloc(void *self, uint64_t bytes, uint64_t alignment, uint64_t *address)
 {
     (void)self;
@@ -45,6 +52,7 @@ static kvs_status device_alloc(void *self, uint64_t bytes, uint64_t alignment, u
     if (!kvs_align_up(bytes, alignment, &rounded) || rounded > SIZE_MAX) {
         return KVS_EOVERFLOW;
     }
+    rounded = round_to_huge_pages(rounded);
     const bool is_large = rounded >= HUGE_PAGE_BYTES;
     void *memory = NULL;
     if (posix_memalign(&memory, (size_t)(is_large && alignment < HUGE_PAGE_BYTES ? HUGE_PAGE_BYTES : alignment),

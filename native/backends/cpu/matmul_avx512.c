@@ -278,7 +278,7 @@ INLINE __m512 add_group(const kvs_panel_traits traits, const group_codes *codes,
 INLINE void fetch_ahead(const uint8_t *bytes, uint64_t n)
 {
     for (uint64_t at = 0; at < n; at += 64) {
-        _mm_prefetch((const void *)(bytes + KVS_PANELS_AHEAD_BYTES + at), _MM_HINT_T0);
+        _mm_prefetch((const void *)(bytes + KVS_PANELS_AHEAD_BYTES + at), _MM_HINT_T1);
     }
 }
 

@@ -14,7 +14,7 @@ typedef struct kvs_panel_run {
     bool is_first;
 } kvs_panel_run;
 
-#define KVS_PANELS_AHEAD_BYTES 8192u /* far enough for memory, short enough for the first-level cache */
+#define KVS_PANELS_AHEAD_BYTES 16384u /* into the second-level cache, which has more reads in flight than the first */
 
 /* Sums of `n_rows` (1 to KVS_TILE_ROWS) rows with each panel: sums[panel][row][16]. */
 typedef void (*kvs_quantized_kernel)(const kvs_panel_run *run, const kvs_act_group *tile, uint32_t n_rows, float *sums);
