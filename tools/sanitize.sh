@@ -54,7 +54,7 @@ property)
     tree=build/asan-tree
     rm -rf "$tree"
     mkdir -p "$tree"
-    cp -r pykvstream tests pyproject.toml "$tree"
+    cp -r pykvstream tests tools pyproject.toml "$tree"
     rm -f "$tree"/pykvstream/_ffi/_native*.so
     cp build/asan-extension/pykvstream/_native*.so "$tree/pykvstream/_ffi/"
     # The editable install would win over the tree.
