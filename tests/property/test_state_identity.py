@@ -1,4 +1,4 @@
-"""Keys and values of one conversation and the recurrent state of another never meet: every way of mixing them is refused.
+"""Keys and values of one conversation and the state of another never meet: every way of mixing them is refused.
 
 A state knows the sequence that it belongs to, its position and how often what lies before that was rewritten. What is
 refused has changed nothing: both conversations go on with the bits of undisturbed ones.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from pathlib import Path
 
 import numpy as np
 import pytest
