@@ -82,11 +82,12 @@ def _typed(axes: Any, rows: Sequence[Row]) -> None:
     longest = max(_float(row["ctx"]) for row in rows)
     rows = [row for row in rows if row["ctx"] == longest]
     names = list(dict.fromkeys(str(row["cache"]) for row in rows))
-    for kind, shift, color in (("off", -0.2, "tab:orange"), ("on", 0.2, "tab:blue"), ("none", 0.0, "tab:gray")):
+    kinds = {"off": (-0.2, "unrotated"), "on": (0.2, "rotated"), "none": (0.0, "never rotated")}
+    for kind, (shift, label) in kinds.items():
         own = [row for row in rows if row["rotation"] == kind]
         places = [names.index(str(row["cache"])) + shift for row in own]
         if own:
-            axes.bar(places, [_float(row["mean"]) for row in own], 0.38, color=color, label=f"rotation {kind}")
+            axes.bar(places, [_float(row["mean"]) for row in own], 0.38, label=label)
     axes.set_yscale("log")
     axes.set_xticks(range(len(names)), names, rotation=30, ha="right")
     axes.set(ylabel="mean KLD, nats", title=f"Against F32 keys and values, {longest:,.0f} tokens")
@@ -102,7 +103,8 @@ def _needle(figure: Any, rows: Sequence[Row]) -> None:
     axes.imshow(grid, vmin=0, vmax=100, cmap="RdYlGn", aspect="auto")
     for y, shares in enumerate(grid):
         for x, share in enumerate(shares):
-            axes.text(x, y, f"{share:.0f}", ha="center", va="center")
+            color = "black" if 25 <= share <= 75 else "white"
+            axes.text(x, y, f"{share:.0f}", ha="center", va="center", color=color)
     axes.set_yticks(range(len(contexts)), [f"{ctx:,}" for ctx in contexts])
     axes.set_xticks(range(n_depths), [str(i + 1) for i in range(n_depths)])
     resident = min(_float(row["resident_percent"]) for row in rows)
