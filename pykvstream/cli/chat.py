@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import io
-import os
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,6 +20,7 @@ from pykvstream.cli.session import interruptible, open_model, open_session, para
 from pykvstream.engine import Model, Piece, Session
 from pykvstream.errors import ContextFull, KvStreamError
 from pykvstream.runtime.session import SessionStats
+from pykvstream.runtime.whole_file import replacing
 from pykvstream.sampling import SamplingParams
 from pykvstream.text.chat import ChatTemplate
 from pykvstream.text.prompt import ChatSetting
@@ -137,13 +136,14 @@ class Conversation:
         note("the conversation is forgotten")
 
     def save(self, name: str) -> None:
-        """Write the transcript beside its final name first, so that a failure leaves the old file whole."""
+        """Write the transcript; a failure leaves the old file whole."""
         if not name:
             note("/save needs a file name")
             return
         try:
-            write_whole(Path(name).expanduser(), self.markdown())
-        except (OSError, ValueError, RuntimeError) as error:
+            with replacing(Path(name).expanduser()) as file:
+                file.write(self.markdown().encode(errors="replace"))
+        except (KvStreamError, OSError, ValueError, RuntimeError) as error:
             note(f"not saved: {error}")
         else:
             note(f"saved {len(self.turns)} turns to {name}")
@@ -279,17 +279,3 @@ def _read_terminal(prompt: str) -> str | None:
     except EOFError:
         print()
         return None
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file under another name in the same folder and rename it. Raises ``OSError``."""
-    with tempfile.NamedTemporaryFile(
-        "w", encoding="utf-8", errors="replace", dir=path.parent, prefix=f".{path.name}.", delete=False
-    ) as file:
-        try:
-            file.write(text)
-            file.close()
-            os.replace(file.name, path)
-        except BaseException:
-            os.unlink(file.name)
-            raise

@@ -14,9 +14,7 @@ import hashlib
 import os
 import stat
 import struct
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -26,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pykvstream.errors import DeviceError, FormatError, InvalidArgument, NotFound
+from pykvstream.runtime.whole_file import replacing
 
 Bytes = NDArray[np.uint8]
 Gate = Callable[[], None]
@@ -66,25 +65,14 @@ def _path_of(path: object) -> Path:
 def write_sections(
     path: str | os.PathLike[str], sections: Mapping[str, Iterable[memoryview | bytes]], gate: Gate
 ) -> None:
-    """Write every section, under another name in the same folder, and give the file its name when it is on disk.
-
-    Raises ``DeviceError``; then nothing has changed, whatever stood under that name.
+    """Write every section, as ``replacing`` does. Raises ``InvalidArgument`` for what is no path or not that of a file,
+    and ``DeviceError``; then nothing has changed, whatever stood under that name.
     """
     where = _path_of(path)
     try:
-        handle, temporary = tempfile.mkstemp(prefix=f".{where.name[:64]}.", dir=where.parent)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                _write(file, sections, gate)
-                file.flush()
-                os.fsync(file.fileno())
+        with replacing(where) as file:
+            _write(file, sections, gate)
             gate()
-            os.replace(temporary, where)
-        except BaseException:
-            with suppress(FileNotFoundError):
-                os.unlink(temporary)
-            raise
-        _sync_folder(where.parent)
     except DeviceError:
         raise
     except OSError as error:
@@ -114,15 +102,6 @@ def _header(entries: Iterable[_Entry], file_bytes: int) -> bytes:
     for name, entry in zip(SECTIONS, entries, strict=True):
         head += _ENTRY.pack(name.encode(), entry.offset, entry.n_bytes, entry.digest)
     return head + hashlib.blake2b(head, digest_size=_DIGEST_BYTES).digest()
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the new name outlast a crash."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 class SectionReader:

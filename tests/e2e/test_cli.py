@@ -508,7 +508,12 @@ def test_line_that_is_no_text_is_refused_and_the_next_one_answered(
     assert ran.code == 0 and "not UTF-8: byte 3" in ran.err.splitlines()[0] and ran.out != ""
 
 
-def test_save_that_fails_says_so_and_goes_on(run: Run, model: str, typed: Callable[[str], None]) -> None:
-    typed("/save /nonexistent/talk.md\n/save ~nobody-here/x\n/save\nhello\n")
+def test_save_that_fails_says_so_and_goes_on(
+    run: Run, model: str, typed: Callable[[str], None], tmp_path: Path
+) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    typed(f"/save /nonexistent/talk.md\n/save ~nobody-here/x\n/save\n/save {pipe}\n/save-session {pipe}\nhello\n")
     ran = run("chat", model, *CHAT)
-    assert ran.code == 0 and ran.err.count("not saved: ") == 2 and "needs a file name" in ran.err and ran.out != ""
+    assert pipe.is_fifo() and ran.err.count("is not a regular file") == 2
+    assert ran.code == 0 and ran.err.count("not saved: ") == 4 and "needs a file name" in ran.err and ran.out != ""

@@ -1,0 +1,62 @@
+"""Writing a file whole or not at all.
+
+Order: another name in the same folder, the disk, the mode, the name.
+Holds: ``replacing``. A file that is there keeps its permissions, and a link to it stays a link. A new one is for its
+owner alone (0600, whatever the umask allows): what is written here is what somebody said to a model.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from pykvstream.errors import InvalidArgument
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file to write, which gets its name when the block ends; whatever the block raises, the old file stays.
+
+    Raises ``InvalidArgument`` for the name of a folder, a pipe or a device, and ``OSError``.
+    """
+    where = Path(os.path.realpath(path))
+    mode = _mode_of(where)
+    handle, temporary = tempfile.mkstemp(prefix=f".{where.name[:64]}.", dir=where.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            yield file
+            file.flush()
+            if mode is not None:
+                os.fchmod(file.fileno(), mode)
+            os.fsync(file.fileno())
+        os.replace(temporary, where)
+    except BaseException:
+        with suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+    _sync_folder(where.parent)
+
+
+def _mode_of(where: Path) -> int | None:
+    """Permissions of the file that is there, None where there is none."""
+    try:
+        status = os.stat(where)
+    except FileNotFoundError:
+        return None
+    if not stat.S_ISREG(status.st_mode):
+        raise InvalidArgument(f"{str(where)!r} is not a regular file")
+    return stat.S_IMODE(status.st_mode)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the new name outlast a crash."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
