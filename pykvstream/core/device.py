@@ -13,7 +13,7 @@ from typing import Any
 from pykvstream._ffi import ffi, lib
 from pykvstream.core.handle import Handle
 from pykvstream.core.status import check, make_struct
-from pykvstream.errors import InvalidArgument
+from pykvstream.errors import InvalidArgument, error_from_status
 
 
 class DeviceFlag(enum.IntFlag):
@@ -88,7 +88,8 @@ class DeviceInfo:
 class Device(Handle):
     """The CPU as a device, with ``n_threads`` compute threads (0: one per core) and a copy thread.
 
-    Raises ``Unsupported`` for an instruction set that this machine lacks.
+    Raises ``Unsupported`` for an instruction set that this machine lacks, ``DeviceError`` where no thread can be
+    started, ``HostMemoryError``.
     """
 
     __slots__ = ("_chooser_handle", "_hook_handle")
@@ -112,7 +113,7 @@ class Device(Handle):
             schedule_seed=schedule_seed,
         )
         out = ffi.new("kvs_device **")
-        check(lib.kvs_device_create(desc, out))
+        _check_made(lib.kvs_device_create(desc, out), n_threads)
         self._hook_handle: Any = None
         self._chooser_handle: Any = None
         super().__init__(out[0], lib.kvs_device_release)
@@ -169,6 +170,20 @@ class Device(Handle):
     def drain(self) -> None:
         """Wait until both copy queues are empty."""
         check(lib.kvs_device_drain(self.ptr), self.ptr)
+
+
+def _check_made(status: int, n_threads: int) -> None:
+    """No device keeps the text of a failure to make one, so what was asked for and what it lacks is said here."""
+    if status >= 0:
+        return
+    wanted = f"{n_threads} compute thread{'s' if n_threads > 1 else ''}" if n_threads else "one compute thread per core"
+    lacks = {
+        lib.KVS_EIO: "the system starts no more threads: their number is limited, or memory for their stacks is",
+        lib.KVS_ENOMEM: "the system has no memory for it",
+        lib.KVS_EUNSUPPORTED: "this machine lacks the instruction set",
+    }.get(status, "it was described wrongly")
+    name: str = ffi.string(lib.kvs_status_name(status)).decode()
+    raise error_from_status(status, f"no device with {wanted} and a copy thread: {lacks} [{name}]")
 
 
 @ffi.def_extern(name="kvs_py_hook", error=lib.KVS_EINVAL)  # type: ignore[untyped-decorator]

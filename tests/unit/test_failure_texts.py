@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -143,3 +146,31 @@ def test_a_placement_for_more_rows_than_its_pages_hold_is_refused(world: World, 
     placement = make_struct("kvs_placement", n_layers=1, resident_pages=pages, ring_slots=1, max_rows=n_rows)
     assert lib.kvs_pager_attach(world.objects["kvs_pager"], world.objects["kvs_lease"], placement) == lib.KVS_EINVAL
     assert "rows" in last_error(world.device)
+
+
+CROWDED = """
+import pathlib, resource, sys
+from pykvstream.core.device import Device
+from pykvstream.errors import DeviceError
+pages = int(pathlib.Path("/proc/self/statm").read_text().split()[0])
+limit = pages * resource.getpagesize() + (4 << 20)
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+try:
+    Device(64)
+except DeviceError as error:
+    sys.exit(str(error))
+"""
+
+
+def test_a_device_that_cannot_start_its_threads_says_how_many_and_what_lacks() -> None:
+    """Sixty-four stacks need more address space than is left."""
+    ended = subprocess.run(
+        [sys.executable, "-c", CROWDED],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert ended.returncode == 1
+    assert "64 compute threads" in ended.stderr and "starts no more threads" in ended.stderr
+    assert "[KVS_EIO]" in ended.stderr
