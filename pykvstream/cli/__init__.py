@@ -6,6 +6,7 @@ The environment and the terminal are read in this package alone. Commands are im
 
 from __future__ import annotations
 
+import errno
 import importlib.metadata
 import io
 import os
@@ -32,16 +33,13 @@ BROKEN_PIPE = 141
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line; returns the exit code: 0 done, 1 refused or failed, 2 wrong usage, 130 interrupted."""
+    has_stdout = sys.stdout is not None
     _open_missing_streams()
     _accept_any_text()
     try:
-        options, notes = parse(argv, _version)
-        for text in notes:
-            print(f"{PROGRAM}: note: {text}", file=sys.stderr)
-        code = _run(options)
+        code = _obey(argv, has_stdout)
+        # What is still buffered can fail to be written, and must fail here: the interpreter's end would hide it.
         sys.stdout.flush()
-    except SystemExit as ending:
-        return ending.code if isinstance(ending.code, int) else 1
     except KvStreamError as error:
         print(f"{PROGRAM}: error: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
@@ -56,6 +54,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{PROGRAM}: error: {error.strerror or error}", file=sys.stderr)
         return 1
     return code
+
+
+def _obey(argv: Sequence[str] | None, has_stdout: bool) -> int:
+    """Parse and run. Raises ``OSError`` before any work when whatever it comes to would be printed nowhere."""
+    try:
+        options, notes = parse(argv, _version)
+    except SystemExit as ending:
+        code = ending.code if isinstance(ending.code, int) else 1
+        if code == 0:
+            _require_stdout(has_stdout)
+        return code
+    _require_stdout(has_stdout)
+    for text in notes:
+        print(f"{PROGRAM}: note: {text}", file=sys.stderr)
+    return _run(options)
+
+
+def _require_stdout(has_stdout: bool) -> None:
+    if not has_stdout:
+        raise OSError(errno.EBADF, "standard output is closed, so that an answer would be lost")
 
 
 def _run(options: Options) -> int:
@@ -90,7 +108,10 @@ def _version() -> str:
 
 
 def _open_missing_streams() -> None:
-    """A stream that was closed before we began is an empty one: nothing to read, nobody who listens."""
+    """A stream that was closed before we began is an empty one: nothing to read, nobody who listens.
+
+    Of standard output that is so for what happens to be printed there beside an error.
+    """
     if sys.stdin is None:
         sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115
     if sys.stdout is None:

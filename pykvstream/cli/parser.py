@@ -52,6 +52,13 @@ class _Parser(argparse.ArgumentParser):
         """One line on standard error, and code 2."""
         self.exit(2, f"{PROGRAM}: error: {' '.join(message.split())} (see {self.prog} --help)\n")
 
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """The base class passes over what cannot be written; of help that was asked for, the caller must hear it."""
+        if file is sys.stdout:
+            file.write(message)
+        else:
+            super()._print_message(message, file)
+
 
 def parse(argv: Sequence[str] | None, version: Callable[[], str]) -> tuple[Options, tuple[str, ...]]:
     """Options of a command line, and notes on flags that were ignored.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import signal
@@ -11,6 +12,7 @@ import sys
 import pytest
 
 from pykvstream import __main__ as entry
+from pykvstream import cli
 from pykvstream.cli import BROKEN_PIPE, INTERRUPTED, main
 from tests.models import write_random_model
 
@@ -60,6 +62,37 @@ def test_a_reader_that_goes_away_ends_every_command_alike(
         monkeypatch.setattr(sys, "stdout", out)
         assert main([*command, model]) == BROKEN_PIPE
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("is_buffered", [True, False])
+@pytest.mark.parametrize("argv", [("--help",), ("generate", "--help"), ("--version",), ("inspect",)])
+def test_output_that_cannot_be_written_is_a_failure(
+    model: str,
+    argv: tuple[str, ...],
+    is_buffered: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        full.reconfigure(write_through=not is_buffered)
+        monkeypatch.setattr(sys, "stdout", full)
+        assert main([*argv, *([model] if argv == ("inspect",) else [])]) == 1
+    assert capsys.readouterr().err == f"pykvstream: error: {os.strerror(errno.ENOSPC)}\n"
+
+
+@pytest.mark.parametrize("argv", [("generate", "-p", "hi", "-n", "2"), ("inspect",), ("--help",), ("--version",)])
+def test_a_standard_output_that_was_closed_is_refused_before_the_work(
+    model: str, argv: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    monkeypatch.setattr(cli, "_run", lambda options: pytest.fail("it began to work"))
+    assert main([*argv, *([model] if argv[0] in ("generate", "inspect") else [])]) == 1
+    assert "standard output is closed" in capsys.readouterr().err
+
+
+def test_wrong_usage_is_code_2_whatever_becomes_of_the_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    assert main(["generate", "--no-such-flag"]) == 2
 
 
 AT_IMPORT = """
