@@ -8,69 +8,34 @@
 #include "backends/cpu/copy.h"
 #include "backends/cpu/delta.h"
 #include "backends/cpu/encode.h"
+#include "backends/cpu/memory.h"
 #include "backends/cpu/ops.h"
 #include "backends/cpu/panel.h"
 
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #define MAX_THREADS 256u
 /* Packing splits a weight over tasks of this many panels: large enough to amortise a claim, small enough to balance. */
 #define PACK_PANELS 8u
-#define HUGE_PAGE_BYTES ((uint64_t)2 << 20)
 
 struct cpu {
     kvs_cpu_compute compute;
     kvs_copy_engine *copies;
+    kvs_memory *memory;
 };
-
-/* A pass walks over weights and pages once: with small pages it spends a good part of its time on address translation. */
-static void prefer_huge_pages(void *memory, size_t n_bytes)
-{
-#if defined(MADV_HUGEPAGE)
-    (void)madvise(memory, n_bytes, MADV_HUGEPAGE);
-#else
-    (void)memory;
-    (void)n_bytes;
-#endif
-}
-
-/* Up to whole huge pages, where that costs at most a quarter: the matrices of a small model are little larger than one. */
-static uint64_t round_to_huge_pages(uint64_t bytes)
-{
-    const uint64_t missing = -bytes % HUGE_PAGE_BYTES;
-    return missing <= bytes / 4 && missing <= SIZE_MAX - bytes ? bytes + missing : bytes;
-}
 
 static kvs_status device_alloc(void *self, uint64_t bytes, uint64_t alignment, uint64_t *address)
 {
-    (void)self;
-    uint64_t rounded;
-    if (!kvs_align_up(bytes, alignment, &rounded) || rounded > SIZE_MAX) {
-        return KVS_EOVERFLOW;
-    }
-    rounded = round_to_huge_pages(rounded);
-    const bool is_large = rounded >= HUGE_PAGE_BYTES;
-    void *memory = NULL;
-    if (posix_memalign(&memory, (size_t)(is_large && alignment < HUGE_PAGE_BYTES ? HUGE_PAGE_BYTES : alignment),
-                       (size_t)rounded) != 0) {
-        return KVS_ENOMEM;
-    }
-    if (is_large) {
-        prefer_huge_pages(memory, (size_t)rounded);
-    }
-    *address = (uint64_t)(uintptr_t)memory;
-    return KVS_OK;
+    return kvs_memory_alloc(((struct cpu *)self)->memory, bytes, alignment, address);
 }
 
 static void device_free(void *self, uint64_t address, uint64_t bytes)
 {
-    (void)self;
     (void)bytes;
-    free((void *)(uintptr_t)address);
+    kvs_memory_free(((struct cpu *)self)->memory, address);
 }
 
 static void device_fill_nan(void *self, uint64_t address, uint64_t bytes)
@@ -269,6 +234,7 @@ static void destroy(void *self)
     struct cpu *cpu = self;
     kvs_threads_destroy(cpu->compute.threads);
     kvs_copy_engine_destroy(cpu->copies);
+    kvs_memory_destroy(cpu->memory);
     free(cpu);
 }
 
@@ -348,10 +314,16 @@ kvs_status kvs_cpu_backend_create(kvs_device *device, const kvs_device_desc *des
     }
     cpu->compute = (kvs_cpu_compute){
         .device = device, .threads = kvs_threads_create(threads), .n_threads = threads, .isa = *isa};
-    status = cpu->compute.threads == NULL
-                 ? kvs_fail(device, KVS_EIO, "cannot start %u compute threads", threads)
-                 : kvs_copy_engine_create(device, desc->flags, threads < usable_cores(), &cpu->copies);
+    cpu->memory = kvs_memory_create(KVS_MEMORY_HAS_SLABS);
+    if (cpu->memory == NULL) {
+        status = kvs_fail(device, KVS_ENOMEM, "no memory for a CPU backend");
+    } else if (cpu->compute.threads == NULL) {
+        status = kvs_fail(device, KVS_EIO, "cannot start %u compute threads", threads);
+    } else {
+        status = kvs_copy_engine_create(device, desc->flags, threads < usable_cores(), &cpu->copies);
+    }
     if (status != KVS_OK) {
+        kvs_memory_destroy(cpu->memory);
         kvs_threads_destroy(cpu->compute.threads);
         free(cpu);
         return status;
