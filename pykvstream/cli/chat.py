@@ -33,7 +33,7 @@ _HELP = """\
 /save FILE   write the conversation as Markdown
 /save-session FILE
              write the conversation so that --session FILE goes on with it
-/quit        leave; so does Ctrl-D
+/quit, /exit leave; so does Ctrl-D
 /help        this list
 A backslash at the end of a line continues the message on the next one.
 A message that begins with // is sent with one slash less.
@@ -216,7 +216,7 @@ def _obey(conversation: Conversation, message: str) -> bool:
         return True
     if not command.startswith("/") or command.startswith("//"):
         conversation.say(message[1:] if command.startswith("//") else message)
-    elif command == "/quit":
+    elif command in ("/quit", "/exit"):
         return False
     elif command == "/stats":
         conversation.show_stats()

@@ -14,7 +14,8 @@ from pykvstream.cli.values import arena, budget, integer, positive
 def add_model(parser: argparse.ArgumentParser) -> None:
     """Which model."""
     group = parser.add_argument_group("model")
-    group.add_argument("model", nargs="?", metavar="MODEL", help="a GGUF file, any shard of a set, or demo")
+    group.add_argument("model", nargs="?", metavar="MODEL",
+                       help="demo, demo-hybrid, or a GGUF file, any shard of a set")  # fmt: skip
     group.add_argument("-m", "--model", dest="model_flag", metavar="MODEL", help="the same as a flag")
 
 
@@ -22,8 +23,8 @@ def add_device(parser: argparse.ArgumentParser) -> None:
     """Context, arena, cache types, widths and threads."""
     group = parser.add_argument_group("context and memory")
     add = group.add_argument
-    add("-c", "--ctx-size", type=positive("a context of 0 tokens holds nothing; leave it out for the model's own"),
-        metavar="N", help="tokens of the conversation; default: what the model was trained on")  # fmt: skip
+    add("-c", "--ctx-size", type=integer(0), metavar="N",
+        help="tokens of the conversation; 0 or left out: what the model was trained on")  # fmt: skip
     add("--shared-device-memory-mib", "--arena-mib", "--kv-stream-arena-mib", "--kv-stream-stage-mib", dest="arena_mib",
         type=arena, metavar="MIB",
         help="bound on device memory beside the weights; default: all of the context stays resident, as far as a"
@@ -38,7 +39,8 @@ def add_device(parser: argparse.ArgumentParser) -> None:
     )
     add("--no-kv-rotation", dest="kv_rotation", action="store_false", help="store quantized keys and values unrotated")
     add("-ub", "--ubatch-size", type=positive(), default=DEFAULT_UBATCH, metavar="N",
-        help="rows of a pass over the prompt (default %(default)s, at most 2048)")  # fmt: skip
+        help="rows of a pass over the prompt (default %(default)s, at most 2048); on hybrids"
+        " a multiple of 64")  # fmt: skip
     add("-b", "--batch-size", type=positive(), metavar="N",
         help="at least the ubatch size; changes nothing, since prompts run in passes of the ubatch size")  # fmt: skip
     add("--checkpoint-mib", type=budget, metavar="MIB",

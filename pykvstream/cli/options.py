@@ -269,7 +269,7 @@ _BUILDERS: dict[str, Callable[[argparse.Namespace], Options]] = {
 def _model_name(args: argparse.Namespace) -> str:
     names = [name for name in (args.model, args.model_flag) if name is not None]
     if not names:
-        raise InvalidArgument("no model: give a GGUF file or the name demo")
+        raise InvalidArgument("no model: give a GGUF file or one of the names demo and demo-hybrid")
     if len(set(names)) > 1:
         raise InvalidArgument(f"two models: {names[0]} and {names[1]}")
     return str(names[0])
@@ -281,7 +281,7 @@ def _model_options(args: argparse.Namespace) -> ModelOptions:
     return ModelOptions(
         model=_model_name(args),
         device=args.device,
-        ctx_size=args.ctx_size,
+        ctx_size=args.ctx_size or None,
         arena_mib=args.arena_mib,
         cache_type_k=args.cache_type_k,
         cache_type_v=args.cache_type_v,

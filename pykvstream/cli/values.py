@@ -27,15 +27,8 @@ def integer(least: int, most: int = 2**31 - 1, why: str | None = None) -> Callab
     return convert
 
 
-def positive(why_not_zero: str | None = None) -> Callable[[str], int]:
-    check = integer(1)
-
-    def convert(text: str) -> int:
-        if why_not_zero is not None and text.strip() == "0":
-            raise argparse.ArgumentTypeError(why_not_zero)
-        return check(text)
-
-    return convert
+def positive() -> Callable[[str], int]:
+    return integer(1)
 
 
 def real(text: str) -> float:

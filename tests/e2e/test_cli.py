@@ -214,8 +214,7 @@ def test_json_has_the_parts_of_an_answer_where_the_template_has_them(
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (("--reasoning", "off"), ("reasoning off", "enable_thinking")),
-        (("--reasoning", "on"), ("reasoning on",)),
+        (("--reasoning", "on"), ("reasoning on", "enable_thinking")),
         (("--reasoning-preserve",), ("reasoning preserve",)),
         (("--reasoning-budget", "3"), ("reasoning budget",)),
     ],
@@ -445,6 +444,27 @@ def test_chat_goes_on_with_a_saved_session_as_if_it_had_not_stopped(
     assert_one_line(run("chat", model, *flags, "--session", str(saved)), "session file", "offset")
     for own in (("-s", "4"), ("-sys", "be kind")):
         assert_one_line(run("chat", model, *flags, "--session", str(saved), *own), "--session", code=2)
+
+
+def test_a_context_of_0_is_the_models_own(run: Run, model: str, typed: Callable[[str], None]) -> None:
+    greetings = []
+    for flags in (("-c", "0"), ()):
+        typed("/stats\n")
+        greetings.append(run("chat", model, *CHAT, *flags).err)
+    assert greetings[0] == greetings[1] and "of 2048 tokens" in greetings[0]
+
+
+@pytest.mark.parametrize("word", ["/quit", "/exit"])
+def test_chat_is_left_by_either_word(run: Run, model: str, typed: Callable[[str], None], word: str) -> None:
+    typed(f"{word}\nhello\n")
+    ran = run("chat", model, *CHAT)
+    assert (ran.code, ran.out, ran.err) == (0, "", "")
+
+
+@pytest.mark.parametrize("argv", [("generate", "-p", "x"), ("generate", "--help")])
+def test_both_models_without_a_file_are_named(run: Run, argv: tuple[str, ...]) -> None:
+    ran = run(*argv)
+    assert "demo-hybrid" in ran.out + ran.err
 
 
 def test_clear_begins_anew_with_the_same_answer(run: Run, model: str, typed: Callable[[str], None]) -> None:
