@@ -27,9 +27,10 @@ def reasoning_variables(reasoning: Reasoning, template: ChatTemplate) -> dict[st
     thinks = knows_reasoning(template)
     asked = {
         "reasoning on": reasoning.enabled is True and not thinks,
-        "reasoning off": reasoning.enabled is False and SWITCH not in template.variables,
+        # A model without thinking has none to switch off, and stays within every budget of it.
+        "reasoning off": reasoning.enabled is False and thinks and SWITCH not in template.variables,
         "reasoning preserve": reasoning.preserve is True and not thinks,
-        "reasoning budget": reasoning.is_limited and not thinks,
+        "reasoning budget": reasoning.budget > 0 and not thinks,
     }
     for what, is_unknown in asked.items():
         if is_unknown:

@@ -93,10 +93,9 @@ class TestTemplate:
     @pytest.mark.parametrize(
         ("reasoning", "tools", "name"),
         [
-            (Reasoning(enabled=False), None, "reasoning off"),
             (Reasoning(enabled=True), None, "reasoning on"),
             (Reasoning(preserve=True), None, "reasoning preserve"),
-            (Reasoning(budget=0), None, "reasoning budget"),
+            (Reasoning(budget=1), None, "reasoning budget"),
             (Reasoning(), TOOLS, "tools"),
         ],
     )
@@ -105,6 +104,16 @@ class TestTemplate:
     ) -> None:
         with pytest.raises(Unsupported, match=f"^{name}: this chat template does not know"):
             ChatSetting(ChatTemplate(CHATML), tools, reasoning, {})  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize("reasoning", [Reasoning(enabled=False), Reasoning(budget=0)])
+    def test_a_model_that_does_not_think_need_not_be_kept_from_it(self, reasoning: Reasoning) -> None:
+        wanted, free = (ChatSetting(ChatTemplate(CHATML), None, each, {}) for each in (reasoning, Reasoning()))
+        assert wanted.render(TALK) == free.render(TALK)
+        assert wanted.prompt(TOKENIZER, wanted.render(TALK), []).limit() is None
+
+    def test_a_model_that_always_thinks_cannot_be_kept_from_it(self) -> None:
+        with pytest.raises(Unsupported, match=r"^reasoning off: this chat template does not know"):
+            ChatSetting(ChatTemplate(CHATML + "{# <think> #}"), None, Reasoning(enabled=False), {})
 
     def test_calls_of_another_form_are_refused(self) -> None:
         with pytest.raises(Unsupported, match="calls of another form"):
