@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from pykvstream.core.kv import PAGE_TOKENS, Bytes, KvLayer, Seq, Side, pack_rows, unpack_rows
 from pykvstream.errors import Busy, FormatError, InvalidArgument
-from pykvstream.gguf import GgufFile
+from pykvstream.gguf import GgmlType, GgufFile
 from pykvstream.runtime.context import Context
 from pykvstream.runtime.layout import pages_of, require_int
 from pykvstream.runtime.session_file import SectionReader, write_sections
@@ -249,12 +249,27 @@ def _read_object(file: SectionReader, name: str, largest: int) -> dict[str, obje
 def _check_identity(file: SectionReader, found: object, own: Mapping[str, object]) -> None:
     if not isinstance(found, dict):
         raise file.refusal("setting", "it does not say what model it is of")
+    types, own_types = _cache_types(found.get("caches")), _cache_types(own["caches"])
+    if types is not None and types != own_types:
+        raise file.refusal("setting", f"saved with {types}; this model was opened with {own_types}")
     for key in (*own, *found):
         if key not in found or key not in own or found[key] != own[key]:
             raise file.refusal(
                 "setting",
                 f"saved with another model or cache: {key} is {found.get(key)!r:.200}, here {own.get(key)!r:.200}",
             )
+
+
+def _cache_types(caches: object) -> str | None:
+    """Types of keys and values in words, where all layers have the same; None for what cannot be told."""
+    if not isinstance(caches, list) or not all(isinstance(layer, dict) for layer in caches):
+        return None
+    pairs = {(repr(layer.get("type_k")), repr(layer.get("type_v"))) for layer in caches}
+    known = {repr(kind.id): kind.name.lower() for kind in GgmlType}
+    if len(pairs) != 1:
+        return None
+    key, value = pairs.pop()
+    return f"K {known[key]}, V {known[value]}" if key in known and value in known else None
 
 
 def _int_of(file: SectionReader, setting: Mapping[str, object], key: str, least: int, most: int) -> int:
