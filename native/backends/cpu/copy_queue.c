@@ -88,6 +88,12 @@ bool kvs_copy_queue_may_go(const kvs_copy_queue *q)
     return find_open(q) < q->count;
 }
 
+bool kvs_copy_queue_brings(const kvs_copy_queue *q)
+{
+    const uint32_t index = find_open(q);
+    return index < q->count && queue_at(q, index)->copy.is_out == 0;
+}
+
 void kvs_copy_queue_free(kvs_copy_queue *q)
 {
     free(q->entries);

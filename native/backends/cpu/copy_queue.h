@@ -32,4 +32,7 @@ void kvs_copy_queue_drop(kvs_copy_queue *q, const _Atomic uint64_t *done);
 /* Is there a copy whose gate is open? */
 bool kvs_copy_queue_may_go(const kvs_copy_queue *q);
 
+/* Is the first of these one to the device? */
+bool kvs_copy_queue_brings(const kvs_copy_queue *q);
+
 #endif
