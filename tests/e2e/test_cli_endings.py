@@ -108,7 +108,9 @@ AT_EXIT = "import atexit, signal; atexit.register(signal.raise_signal, signal.SI
 
 @pytest.mark.parametrize("press", [AT_IMPORT, AT_EXIT], ids=["while importing", "while leaving"])
 def test_an_interrupt_at_the_edges_of_the_process_ends_it_quietly(press: str) -> None:
-    script = f"{press}\nimport sys; from pykvstream.__main__ import run; sys.exit(run())"
+    # A shell may have made background jobs deaf to interrupts.
+    heard = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    script = f"{heard}\n{press}\nimport sys; from pykvstream.__main__ import run; sys.exit(run())"
     ended = subprocess.run(
         [sys.executable, "-c", script, "--version"],
         capture_output=True,
