@@ -18,7 +18,6 @@ import sys
 import threading
 import time
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +28,7 @@ from pykvstream.models import ModelConfig
 from pykvstream.models.tensors import check_tensors
 
 TOKENS = 120
-_LINE = re.compile(r"isa (\d+):  rows 1: cached +([\d.]+) G/s, memory +([\d.]+) G/s +([\d.]+) GB/s")
+_LINE = re.compile(r"isa (\d+):  rows 1: cached +([\d.]+) G/s")
 
 
 def read_rate(n_bytes: int, n_threads: int) -> float:
@@ -47,20 +46,12 @@ def read_rate(n_bytes: int, n_threads: int) -> float:
     return best
 
 
-@dataclass(frozen=True, slots=True)
-class Rates:
-    """Of one type: dot products with cached panels (G values/s), panels from memory (GB/s)."""
-
-    cached: float
-    streamed: float
-
-
-def dot_rates(program: Path, kind: GgmlType, n_threads: int) -> Rates:
-    """What ``bench_types`` says of the best instruction set."""
+def dot_rate(program: Path, kind: GgmlType, n_threads: int) -> float:
+    """G values/s of dot products with cached panels: what ``bench_types`` says of the best instruction set."""
     command = [str(program), str(n_threads), str(kind.id)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
-    _, cached, _, streamed = max(_LINE.findall(done.stdout), key=lambda found: int(found[0]))
-    return Rates(float(cached), float(streamed))
+    _, cached = max(_LINE.findall(done.stdout), key=lambda found: int(found[0]))
+    return float(cached)
 
 
 def matrices(path: Path) -> dict[GgmlType, tuple[int, int]]:
@@ -99,21 +90,21 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("models", type=Path, nargs="+")
     options = parser.parse_args()
-    rates: dict[GgmlType, Rates] = {}
+    rates: dict[GgmlType, float] = {}
     for path in options.models:
         found = matrices(path)
         for kind in found:
             if kind not in rates:
-                rates[kind] = dot_rates(options.bench_types, kind, options.threads)
+                rates[kind] = dot_rate(options.bench_types, kind, options.threads)
         memory = read_rate(sum(n_bytes for _, n_bytes in found.values()), options.threads)
         seconds = 0.0
         print(f"{path.name}: reading {memory:.1f} GB/s")
         for kind, (n_values, n_bytes) in found.items():
-            by_bytes, by_dots = n_bytes / memory / 1e9, n_values / rates[kind].cached / 1e9
+            by_bytes, by_dots = n_bytes / memory / 1e9, n_values / rates[kind] / 1e9
             seconds += max(by_bytes, by_dots)
             bound = "bytes" if by_bytes > by_dots else "dot products"
             sizes = f"{n_values / 1e6:8.1f} M values {n_bytes / 1e6:8.1f} MB"
-            times = f"{by_bytes * 1e3:6.2f} ms by bytes, {by_dots * 1e3:6.2f} ms at {rates[kind].cached:.1f} G/s"
+            times = f"{by_bytes * 1e3:6.2f} ms by bytes, {by_dots * 1e3:6.2f} ms at {rates[kind]:.1f} G/s"
             print(f"  {kind.name:8} {sizes}: {times}: {bound}")
         best, median = decode_rate(path, options.threads)
         print(f"  decode, tokens/s: {best:.1f} at best ({best * seconds:.0%}), {median:.1f} in the median"

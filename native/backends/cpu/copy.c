@@ -111,7 +111,8 @@ static void sleep_for_work(kvs_copy_engine *engine)
 }
 
 /* Without a core of its own the copy thread leaves a copy with a gate, or one to history, to whoever waits for it, rather
- * than stop a compute thread in the middle of a matmul. It looks from time to time whether somebody does, for pollers wait without a word. */
+ * than stop a compute thread in the middle of a matmul. It looks from time to time whether somebody does, for pollers wait
+ * without a word. */
 static bool leaves_to_waiters(kvs_copy_engine *engine)
 {
     if (engine->has_core || kvs_copy_queue_brings(&engine->queues[QUEUE_FREE])) {

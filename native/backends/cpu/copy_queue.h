@@ -1,4 +1,6 @@
-/* copy_queue.h: copies that wait: of one gate first in first out, past a shut gate of another. thread: the caller's lock guards it. */
+/* copy_queue.h: copies that wait: of one gate first in first out, past a shut gate of another.
+ *
+ * thread: the caller's lock guards it. */
 #ifndef KVS_NATIVE_CPU_COPY_QUEUE_H
 #define KVS_NATIVE_CPU_COPY_QUEUE_H
 
