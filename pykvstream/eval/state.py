@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from pykvstream.errors import DeviceError, FormatError, InvalidArgument
+from pykvstream.runtime.whole_file import replacing
 
 _FORMAT = "pykvstream eval state 1"
 _LARGEST_BYTES = 1 << 28
@@ -64,10 +64,9 @@ class RunState:
 
     def _write(self, path: Path, rows: Mapping[str, Mapping[str, Value]]) -> None:
         body = {"format": _FORMAT, "command": self._command, "arguments": self._arguments, "rows": rows}
-        aside = path.with_name(path.name + ".new")
         try:
-            aside.write_text(json.dumps({**body, "digest": _digest(body)}) + "\n", encoding="utf-8")
-            os.replace(aside, path)
+            with replacing(path) as file:
+                file.write((json.dumps({**body, "digest": _digest(body)}) + "\n").encode("utf-8"))
         except OSError as error:
             raise DeviceError(f"state file {str(path)!r}: {error.strerror}") from None
 
