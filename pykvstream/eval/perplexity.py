@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from pykvstream.engine import Model
 from pykvstream.errors import InvalidArgument
-from pykvstream.eval.measure import Cell, Column, OnTokens, Row
+from pykvstream.eval.measure import Cell, Column, OnTokens, Row, log_softmax
 from pykvstream.eval.state import text_digest
 
 SHORTEST_CTX = 4
@@ -30,10 +30,7 @@ SHORTEST_CTX = 4
 
 def nll_of_rows(logits: NDArray[np.float32], targets: Sequence[int]) -> NDArray[np.float64]:
     """-log softmax of each row at its target; ``[n, vocab rows]`` and n token ids."""
-    rows = logits.astype(np.float64)
-    largest = rows.max(axis=1, keepdims=True)
-    log_sums = np.log(np.exp(rows - largest).sum(axis=1)) + largest[:, 0]
-    nll: NDArray[np.float64] = log_sums - rows[np.arange(len(rows)), np.asarray(targets, np.int64)]
+    nll: NDArray[np.float64] = -log_softmax(logits)[np.arange(len(logits)), np.asarray(targets, np.int64)]
     return nll
 
 
