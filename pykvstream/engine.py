@@ -14,8 +14,8 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property, partial
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import NoReturn, Self
@@ -31,6 +31,7 @@ from pykvstream.locate import find_model
 from pykvstream.models import ModelConfig
 from pykvstream.runtime.admission import check_context, check_host_memory, host_memory_available
 from pykvstream.runtime.checkpoints import checkpoint_bytes_of
+from pykvstream.runtime.drafting import Steps
 from pykvstream.runtime.layout import (
     ALIGNMENT_BYTES,
     ArenaPlan,
@@ -44,6 +45,7 @@ from pykvstream.runtime.saving import Saved, weights_digest
 from pykvstream.runtime.session import ForwardProgress, LogitsWanted, SessionStats, TokenSession
 from pykvstream.runtime.target import Blueprint, MemoryReport, Phase, Progress, Target, TargetOptions, require_token_ids
 from pykvstream.sampling import Sampler, SamplerState, SamplingParams, fork_seed
+from pykvstream.speculation import Chain, NgramCounts, SpeculationParams, chain_of
 from pykvstream.text.chat import ChatTemplate, encode_chat, with_bos
 from pykvstream.text.deltas import Answer, Delta
 from pykvstream.text.detokenizer import StreamDecoder
@@ -305,6 +307,8 @@ class Session:
         self._n_forks = 0
         self._generation: _Generation | None = None
         self._transcript = Transcript()
+        self._speculation: SpeculationParams | None = None
+        self._chain: Chain | None = None
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -318,8 +322,13 @@ class Session:
 
     @property
     def stats(self) -> SessionStats:
-        """Tokens, bytes and rates since the session was made."""
-        return self._core.stats
+        """Tokens, bytes and rates since the session was made; drafts since ``speculation`` last changed."""
+        return replace(self._core.stats, draft=None if self._chain is None else self._chain.stats)
+
+    @property
+    def ngram_counts(self) -> NgramCounts | None:
+        """What ``ngram-cache`` counted in this conversation; None where it does not draft."""
+        return None if self._chain is None else self._chain.ngram_counts
 
     @property
     def answer(self) -> Answer | None:
@@ -358,10 +367,13 @@ class Session:
 
     def fork(self) -> Session:
         """A conversation that goes on from here on its own, with a seed derived from this one's."""
-        child = Session(self.model, self._core.fork(), fork_seed(self.seed, self._n_forks + 1))
-        self._n_forks += 1
-        child._transcript = self._transcript.copy()
-        return child
+        with self._core.turn:
+            child = Session(self.model, self._core.fork(), fork_seed(self.seed, self._n_forks + 1))
+            self._n_forks += 1
+            child._transcript = self._transcript.copy()
+            child._speculation = self._speculation
+            child._chain = None if self._chain is None else self._chain.fork()
+            return child
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the conversation into a file that ``Model.load_session`` reads: history, tokens, seed and messages.
@@ -395,6 +407,7 @@ class Session:
         params: SamplingParams | None = None,
         stop: Sequence[str] = (),
         ignore_eos: bool = False,
+        speculation: SpeculationParams | None = None,
         on_progress: ForwardProgress | None = None,
     ) -> Iterator[Piece]:
         """Append a prompt and yield the continuation, one piece per token.
@@ -402,6 +415,7 @@ class Session:
         ``prompt``: text, token ids, or what ``Model.chat_prompt`` made; an answer to that comes with ``deltas``.
         ``max_tokens`` below 0: until the model or the context ends.
         ``stop``: strings that end the text (they are not part of it).
+        ``speculation``: drafts several tokens for each pass; the text is the same, see ``SpeculationParams``.
         ``on_progress(done, total)`` is called after each pass over the prompt.
         Afterwards ``stop_reason`` says why it ended: ``eos``, ``stop``, ``length``, ``context_full`` or
         ``cancelled``. Dropping the iterator early keeps what was emitted; a second ``generate`` ends the first, which
@@ -417,7 +431,7 @@ class Session:
                 ids = self.model.tokenizer.encode(prompt)
             else:
                 ids = list(require_token_ids(prompt))
-            generation = self._generation_of(chat, params, stop, max_tokens, ignore_eos, on_progress)
+            generation = self._generation_of(chat, params, stop, max_tokens, ignore_eos, speculation, on_progress)
             self._transcript.forget()
             return generation.run(ids)
 
@@ -433,6 +447,7 @@ class Session:
         params: SamplingParams | None = None,
         stop: Sequence[str] = (),
         template: ChatTemplate | None = None,
+        speculation: SpeculationParams | None = None,
         on_progress: ForwardProgress | None = None,
     ) -> Iterator[Piece]:
         """Say something and yield the answer, its parts in ``Piece.deltas`` and, as a whole, in ``answer``.
@@ -456,7 +471,7 @@ class Session:
             else:
                 first: list[Mapping[str, object]] = [] if system is None else [{"role": "system", "content": system}]
                 chat = self._transcript.first(tokenizer, [*first, *turn], setting)
-            generation = self._generation_of(chat, params, stop, max_tokens, False, on_progress)
+            generation = self._generation_of(chat, params, stop, max_tokens, False, speculation, on_progress)
             if chat.n_kept < len(tokens):
                 self._core.truncate(chat.n_kept, or_begin_anew=True)
                 self._transcript.cut()
@@ -469,6 +484,7 @@ class Session:
         stop: Sequence[str],
         max_tokens: int,
         ignore_eos: bool,
+        speculation: SpeculationParams | None,
         on_progress: ForwardProgress | None,
     ) -> _Generation:
         """An answer that takes the place of the one in the making, which stays where the arguments are refused."""
@@ -476,13 +492,25 @@ class Session:
         require_callable("on_progress", on_progress)
         if params is not None and not isinstance(params, SamplingParams):
             raise InvalidArgument(f"params must be SamplingParams, got {type(params).__name__}")
+        chain = self._chain_of(speculation)
+        by_probability = speculation is not None and speculation.is_probabilistic
+        steps = Steps(self._core, chain, by_probability=by_probability)
         made = _Generation(
-            self, self._core, chat, params or SamplingParams(), stop, max_tokens, ignore_eos, on_progress
+            self, self._core, chat, params or SamplingParams(), stop, max_tokens, ignore_eos, steps, on_progress
         )
+        self._speculation, self._chain = speculation, chain
         self.stop_reason = None
         self._core.clear_cancel()
         self._generation = made
         return made
+
+    def _chain_of(self, speculation: SpeculationParams | None) -> Chain | None:
+        """The drafters that know this conversation, or new ones where other ones are wanted."""
+        if speculation is None or speculation == self._speculation:
+            return None if speculation is None else self._chain
+        if not isinstance(speculation, SpeculationParams):
+            raise InvalidArgument(f"speculation must be SpeculationParams, got {type(speculation).__name__}")
+        return chain_of(speculation, self.model.tokenizer.n_vocab)
 
     def __reduce__(self) -> NoReturn:
         raise Unsupported("a Session cannot be copied or pickled; fork() makes a conversation that goes on alone")
@@ -512,6 +540,7 @@ class _Generation:
         stop: Sequence[str],
         max_tokens: int,
         ignore_eos: bool,
+        steps: Steps,
         on_progress: ForwardProgress | None,
     ) -> None:
         tokenizer = session.model.tokenizer
@@ -524,6 +553,7 @@ class _Generation:
         self._stops = StopMatcher(stop)
         self._eog = frozenset() if ignore_eos else frozenset(tokenizer.eog_ids)
         self._max_tokens = max_tokens
+        self._steps = steps
         self._on_progress = on_progress
 
     def run(self, ids: Sequence[int]) -> Iterator[Piece]:
@@ -552,7 +582,7 @@ class _Generation:
         if not ids and not self._core.tokens:
             raise InvalidArgument("an empty prompt in an empty conversation")
         marks = self._chat.marks(self._session.model.tokenizer) if self._chat is not None else ()
-        logits = self._forward(ids, Phase.PREFILL, marks)
+        logits = self._prefill(ids, marks)
         if self._chat is not None:
             self._session._transcript.begin(self._chat)
         n_emitted = 0
@@ -563,30 +593,39 @@ class _Generation:
                 self._session.stop_reason = "context_full"
             if self._session.stop_reason is not None:
                 return
-            yield self._emit(logits[0], n_emitted + 1 == self._max_tokens)
+            piece = self._emit(logits, n_emitted + 1 == self._max_tokens)
             n_emitted += 1
-            is_going_on = self._session.stop_reason is None and n_emitted != self._max_tokens
-            if is_going_on and len(self._core.tokens) < self._core.ctx_tokens:
-                logits = self._forward((), Phase.DECODE)
+            n_left = self._core.ctx_tokens - self._core.n_tokens
+            if self._max_tokens >= 0:
+                n_left = min(n_left, self._max_tokens - n_emitted)
+            is_going_on = self._session.stop_reason is None and n_left > 0
+            if not is_going_on:
+                self._steps.end()
+            yield piece
+            if is_going_on:
+                logits = self._steps.logits(n_left)
 
-    def _forward(self, ids: Sequence[int], phase: Phase, marks: Sequence[int] = ()) -> NDArray[np.float32]:
-        """Logits for the next token."""
-        if not ids and phase is Phase.PREFILL:
+    def _prefill(self, ids: Sequence[int], marks: Sequence[int]) -> NDArray[np.float32]:
+        """Logits for the first token."""
+        if not ids:
             self._core.rewind()
-        on_progress = self._on_progress if phase is Phase.PREFILL else None
-        logits = self._core.forward(ids, phase=phase, on_progress=on_progress, marks=marks)
-        if phase is Phase.PREFILL:
-            self._sampler.restore(SamplerState(seed=self._session.seed, tokens=self._core.tokens))
-        return logits
+        logits = self._core.forward(ids, on_progress=self._on_progress, marks=marks)
+        self._sampler.restore(SamplerState(seed=self._session.seed, tokens=self._core.tokens))
+        self._steps.begin()
+        row: NDArray[np.float32] = logits[0]
+        return row
 
     def _emit(self, logits: NDArray[np.float32], is_last: bool) -> Piece:
         position = len(self._core.tokens)
         is_last = is_last or position + 1 == self._core.ctx_tokens
         forced = self._limit.forced() if self._limit is not None else None
-        score = self._sampler.choose if forced is None else partial(self._sampler.score, forced)
-        choice = score(logits, position)
+        if forced is None:
+            choice = self._steps.choose(self._sampler, logits, position)
+        else:
+            choice = self._sampler.score(forced, logits, position)
         self._sampler.accept(choice.token)
         self._core.push(choice.token)
+        self._steps.take(choice.token)
         text = self._text_of(choice.token, is_last)
         return Piece(choice.token, text, choice.logprob, logits, self._deltas_of(text, is_last))
 

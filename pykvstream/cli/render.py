@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 MIB = 1 << 20
 _PLAIN_WIDTH = 100
 _STEPS = 10
+_INDICES = 8
 _DIM, _PLAIN = "\x1b[2m", "\x1b[22m"
 _KEPT_CONTROLS = "\n\t"
 
@@ -201,6 +202,13 @@ def stats_table(stats: SessionStats) -> Table:
     table.add_column("counter")
     table.add_column("value", justify="right")
     for name, value in stats.as_dict().items():
-        shown = f"{value:,}" if isinstance(value, int) else f"{value:,.2f}"
-        table.add_row(name, f"{shown} ({mib(value)})" if name.endswith("_bytes") else shown)
+        if isinstance(value, int | float):
+            shown = f"{value:,}" if isinstance(value, int) else f"{value:,.2f}"
+            table.add_row(name, f"{shown} ({mib(value)})" if name.endswith("_bytes") else shown)
+    if stats.draft is not None:
+        table.add_row("verify passes", f"{stats.draft.rounds:,} of {stats.draft.tokens_per_round:.2f} tokens each")
+        for name, each in stats.draft.by_drafter.items():
+            table.add_row(name, f"{each.accepted:,} of {each.proposed:,} accepted, {each.rounds:,} passes")
+        if stats.draft.by_index:
+            table.add_row("accepted by index", " ".join(f"{share:.2f}" for share in stats.draft.by_index[:_INDICES]))
     return table

@@ -6,6 +6,8 @@ Holds: ``TokenSession``, ``SessionStats``.
 A token that was chosen but not yet run is *pending*: it belongs to the conversation, and the next pass runs it first.
 Tokens that were run and are no longer in the cache, since a recurrent state went back further than was asked, are
 pending too: they are run again as they were run before, so that every bit comes back.
+Tokens of a draft are run *ahead*: they are in the cache and not in the conversation, and whatever comes next first
+drops those that were not said meanwhile.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from pykvstream.runtime.context import Context
 from pykvstream.runtime.layout import PAGE_TOKENS, require_callable, require_int
 from pykvstream.runtime.saving import Saved, load_context, save_context
 from pykvstream.runtime.target import Call, Phase, Target, as_tokens
+from pykvstream.speculation.stats import DraftStats
 from pykvstream.text.transcript import Transcript
 
 LogitsWanted = Literal["last", "all", "none"]
@@ -45,7 +48,8 @@ class SessionStats:
 
     ``resident_pages`` and ``ring_slots`` are the pool's, which the sessions of a model share. Tokens count each time
     they are run: again after a truncation, and also where the call failed later on. ``recomputed_tokens``: of all
-    these, the ones that were run only to bring a recurrent state back.
+    these, the ones that were run only to bring a recurrent state back. Tokens of drafts count where they were right;
+    ``draft`` tells of all of them, where there was drafting.
     """
 
     arena_bytes: int
@@ -62,10 +66,14 @@ class SessionStats:
     recomputed_tokens: int
     prefill_tokens_per_s: float
     decode_tokens_per_s: float
+    draft: DraftStats | None = None
 
-    def as_dict(self) -> dict[str, int | float]:
-        """All figures by name, derived ones too."""
-        return asdict(self)
+    def as_dict(self) -> dict[str, object]:
+        """All figures by name, derived ones too; those of drafting under ``draft``, where there was any."""
+        figures = asdict(self)
+        if self.draft is None:
+            del figures["draft"]
+        return figures
 
 
 class _Meter:
@@ -88,8 +96,22 @@ class _Meter:
         self.copies += after.copies - before.copies
         self.stall_ns += after.stall_ns - before.stall_ns
 
-    def rate(self, phase: Phase) -> float:
-        return self.tokens[phase] / self.seconds[phase] if self.seconds[phase] > 0 else 0.0
+    def rate(self, phase: Phase, n_tokens: int) -> float:
+        return n_tokens / self.seconds[phase] if self.seconds[phase] > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Ahead:
+    """A draft that was run behind the first ``begin`` tokens of the conversation."""
+
+    begin: int
+    draft: tuple[int, ...]
+
+    def n_kept(self, tokens: Sequence[int]) -> int:
+        """Tokens that stay in the cache: those of the draft that were said, but never the last one of all."""
+        said = zip(self.draft, tokens[self.begin :], strict=False)
+        n_right = next((i for i, (drafted, token) in enumerate(said) if drafted != token), len(self.draft))
+        return min(self.begin + n_right, len(tokens) - 1)
 
 
 class TokenSession:
@@ -107,6 +129,7 @@ class TokenSession:
         self._ran = bytearray()  # of tokens beside a recurrent state: the phase in which each was run
         self._cancel = CancelFlag()
         self._meter = _Meter()
+        self._ahead: _Ahead | None = None
         self._call: Call | None = None
 
     @property
@@ -119,9 +142,19 @@ class TokenSession:
         return tuple(self._tokens)
 
     @property
+    def n_tokens(self) -> int:
+        """How many these are."""
+        return len(self._tokens)
+
+    @property
     def n_cached(self) -> int:
         """Tokens whose keys and values are in the cache."""
         return self._context.n_tokens
+
+    @property
+    def _n_kept(self) -> int:
+        """The same without what was run ahead and has not been said."""
+        return self.n_cached if self._ahead is None else min(self.n_cached, self._ahead.n_kept(self._tokens))
 
     def push(self, token: int) -> None:
         """Append a chosen token; the next pass runs it."""
@@ -141,6 +174,33 @@ class TokenSession:
     def clear_cancel(self) -> None:
         """Forget a cancellation that nothing was there to obey."""
         self._cancel.clear()
+
+    def obey_cancel(self) -> None:
+        """Raises ``Cancelled`` once where ``cancel`` was called and no pass has obeyed it."""
+        if self._cancel.is_set():
+            self._cancel.clear()
+            raise Cancelled("cancelled between two passes")
+
+    @property
+    def draft_room(self) -> int:
+        """Tokens that a draft for ``verify`` may have: what one decode pass and the context hold beside the pending
+        token; none where more than one is pending."""
+        if len(self._tokens) - self._n_kept != 1:
+            return 0
+        return min(self._target.blueprint.tape(Phase.DECODE).max_rows - 1, self._ctx_tokens - len(self._tokens))
+
+    def verify(self, draft: Sequence[int]) -> NDArray[np.float32]:
+        """Run the pending token and a draft behind it in one decode pass; logits ``[len(draft) + 1, vocab rows]``.
+
+        The draft does not become part of the conversation. Of its rows those stay whose tokens are pushed until the
+        next call. Raises ``InvalidArgument`` for more than ``draft_room``; after any error nothing has changed.
+        """
+        with self._target.turn:
+            self._reconcile()
+            if not 0 < len(draft) <= self.draft_room:
+                raise InvalidArgument(f"a draft of {len(draft)} tokens; there is room for {self.draft_room}")
+            self._ahead = _Ahead(len(self._tokens), tuple(draft))
+            return self._forward(draft, "all", Phase.DECODE, None, None, ())
 
     def forward(
         self,
@@ -165,6 +225,7 @@ class TokenSession:
             raise InvalidArgument(f"phase must be a Phase, got {phase!r}")
         require_callable("on_progress", on_progress)
         with self._target.turn:
+            self._reconcile()
             return self._forward(token_ids, logits, phase, out, on_progress, marks)
 
     def _forward(
@@ -176,7 +237,6 @@ class TokenSession:
         on_progress: ForwardProgress | None,
         marks: Sequence[int],
     ) -> NDArray[np.float32]:
-        self._reconcile()
         n_cached = self._begin_of_chunk() if phase is Phase.PREFILL else self.n_cached
         pending = self._tokens[n_cached:]
         ids = as_tokens(token_ids, self._target.n_vocab_rows)
@@ -190,7 +250,8 @@ class TokenSession:
             )
         if not isinstance(logits, str) or logits not in ("last", "all", "none"):
             raise InvalidArgument(f"logits must be 'last', 'all' or 'none', got {logits!r}")
-        n_out = {"last": 1, "none": 0, "all": int(ids.size) - len(pending)}[logits]
+        n_unseen = len(pending) if self._ahead is None else 0
+        n_out = {"last": 1, "none": 0, "all": int(ids.size) - n_unseen}[logits]
         rows = _out_rows(out, n_out, self._target.n_vocab_rows)
         first_out = int(ids.size) - n_out
         before = len(self._tokens)
@@ -248,7 +309,8 @@ class TokenSession:
             self._meter.add(now, n, time.perf_counter() - started, before, self._target.pager_info)
             done += n
             position += n
-            self._tokens[position - n : position] = ids[done - n : done].tolist()
+            if self._ahead is None:
+                self._tokens[position - n : position] = ids[done - n : done].tolist()
             self._note(position - n, position, now)
             if on_progress is not None:
                 on_progress(done, int(ids.size))
@@ -328,11 +390,22 @@ class TokenSession:
         """
         self.require_idle()
         self._target.recover(self._context)
+        if self._ahead is not None:
+            self._drop_ahead(self._ahead.n_kept(self._tokens))
         n_tokens = len(self._tokens)
         if self.n_cached > n_tokens:
             # Tokens of which nothing is cached are pending: the next pass runs them again.
             self._go_back(n_tokens, or_begin_anew=True)
             self._forget(n_tokens)
+
+    def _drop_ahead(self, n_tokens: int) -> None:
+        """Forget of a draft what was not said. The rows are the newest ones, which a state's log still holds."""
+        n_dropped = max(self.n_cached - n_tokens, 0)
+        if n_dropped:
+            self._go_back(n_tokens, or_begin_anew=True)
+        self._meter.tokens[Phase.DECODE] -= n_dropped
+        self._forget(n_tokens)
+        self._ahead = None
 
     @property
     def turn(self) -> threading.RLock:
@@ -419,9 +492,11 @@ class TokenSession:
         self._require_open()
         plan = self._target.plan
         info = self._target.pager_info
+        n_prefilled = self._meter.tokens[Phase.PREFILL]
+        n_decoded = self._meter.tokens[Phase.DECODE] - (self.n_cached - self._n_kept)
         return SessionStats(
             arena_bytes=plan.arena_bytes,
-            history_bytes=plan.shape.history_bytes(self.n_cached),
+            history_bytes=plan.shape.history_bytes(self._n_kept),
             page_tokens=PAGE_TOKENS,
             resident_pages=info.resident_pages,
             ring_slots=info.ring_slots,
@@ -429,11 +504,11 @@ class TokenSession:
             loaded_bytes=self._meter.loaded_bytes,
             copies=self._meter.copies,
             stall_ms=self._meter.stall_ns / 1e6,
-            prefill_tokens=self._meter.tokens[Phase.PREFILL],
-            decode_tokens=self._meter.tokens[Phase.DECODE],
+            prefill_tokens=n_prefilled,
+            decode_tokens=n_decoded,
             recomputed_tokens=self._meter.recomputed,
-            prefill_tokens_per_s=self._meter.rate(Phase.PREFILL),
-            decode_tokens_per_s=self._meter.rate(Phase.DECODE),
+            prefill_tokens_per_s=self._meter.rate(Phase.PREFILL, n_prefilled),
+            decode_tokens_per_s=self._meter.rate(Phase.DECODE, n_decoded),
         )
 
     def close(self) -> None:

@@ -2,7 +2,8 @@
 
 One subject a file: ``params`` (what the user sets), ``penalties`` (history and the logits it lowers),
 ``truncation`` (which candidates stay), ``noise`` (the counter-based generator), ``elementary`` (exp and log
-from basic operations), ``logprobs`` (row checks and what is reported), ``sampler`` (the chain).
+from basic operations), ``logprobs`` (row checks and what is reported), ``rejection`` (drafts accepted by their
+probability), ``sampler`` (the chain).
 
 Holds: the token is a pure function of (parameters, accepted tokens, logits, seed, position). Nothing that
 decides uses the platform's mathematics library or a sum whose order numpy may choose.
@@ -11,6 +12,9 @@ decides uses the platform's mathematics library or a sum whose order numpy may c
 from pykvstream.sampling.logprobs import Choice, top_logprobs
 from pykvstream.sampling.noise import fork_seed
 from pykvstream.sampling.params import LogitBias, SamplingParams
+from pykvstream.sampling.rejection import Distribution
 from pykvstream.sampling.sampler import Sampler, SamplerState
 
-__all__ = ["Choice", "LogitBias", "Sampler", "SamplerState", "SamplingParams", "fork_seed", "top_logprobs"]
+__all__ = [
+    "Choice", "Distribution", "LogitBias", "Sampler", "SamplerState", "SamplingParams", "fork_seed", "top_logprobs",
+]  # fmt: skip

@@ -35,6 +35,7 @@ class _Stream(IntEnum):
     GUMBEL = 0
     XTC = 1
     FORK = 2
+    ACCEPT = 3
 
 
 def check_u64(name: str, value: int) -> int:
@@ -102,6 +103,10 @@ class Noise:
     def xtc_uniform(self, position: int) -> float:
         """Return the number that decides whether XTC applies at this position."""
         return float(_uniform(self._words(np.zeros(1, dtype=np.int64), position, _Stream.XTC))[0])
+
+    def accept_uniform(self, position: int) -> float:
+        """Return the number that decides whether the draft of this position is accepted by its probability."""
+        return float(_uniform(self._words(np.zeros(1, dtype=np.int64), position, _Stream.ACCEPT))[0])
 
     def fork_seed(self, index: int) -> int:
         """Return the seed of fork number ``index``."""

@@ -17,10 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pykvstream.errors import InvalidArgument, NumericError
+from pykvstream.sampling.elementary import fixed_log
 from pykvstream.sampling.logprobs import Choice, check_row, log_denominator
 from pykvstream.sampling.noise import Noise, check_u64
 from pykvstream.sampling.params import SamplingParams
 from pykvstream.sampling.penalties import LogitAdjuster, TokenHistory
+from pykvstream.sampling.rejection import Distribution, distribution_of, is_accepted, residual
 from pykvstream.sampling.truncation import truncate_row
 
 
@@ -70,22 +72,58 @@ class Sampler:
         Raises ``NumericError`` for NaN, plus infinity or nothing but minus infinity, with the position and
         the index.
         """
-        position = check_u64("position", position)
-        row, best = check_row(logits, self._n_vocab, position)
-        adjusted = self._adjuster.adjust(row, self._history)
-        if adjusted is not row:
-            best_adjusted = int(adjusted.argmax())
-            if adjusted[best_adjusted] == -np.inf:
-                raise NumericError(f"logits at position {position}: bias suppresses all that are finite")
-        else:
-            best_adjusted = best
+        row, best = check_row(logits, self._n_vocab, check_u64("position", position))
+        adjusted, best_adjusted = self._adjust(row, best, position)
         token = best_adjusted if self._params.is_greedy else self._draw(adjusted, position)
         return Choice(token, float(row[token]) - log_denominator(row, best))
+
+    def judge(
+        self, logits: NDArray[np.float32], position: int, drafted: int, drawn_from: Distribution | None = None
+    ) -> Choice:
+        """Return the token at ``position`` by rejection: the drafted one by its probability, else another.
+
+        ``drawn_from`` is the distribution of the draft, by noise of its own; None for a draft that was not drawn.
+        The result has the distribution that ``choose`` has, and is another function of the seed. Without temperature
+        it is the same. Changes nothing; raises as ``choose``.
+        """
+        if self._params.is_greedy:
+            return self.choose(logits, position)
+        row, best = check_row(logits, self._n_vocab, check_u64("position", position))
+        adjusted, _ = self._adjust(row, best, position)
+        p = self._distribution(adjusted, position)
+        q = Distribution.certain(drafted) if drawn_from is None else drawn_from
+        token = drafted
+        if not is_accepted(p, q, drafted, self._noise.accept_uniform(position)):
+            left = residual(p, q)
+            scores = fixed_log(left.weights) + self._noise.gumbel(position, left.ids)
+            token = int(left.ids[scores == scores.max()].min())
+        return Choice(token, float(row[token]) - log_denominator(row, best))
+
+    def distribution(self, logits: NDArray[np.float32], position: int) -> Distribution:
+        """Return what ``choose`` draws from at ``position``; raises as it does."""
+        row, best = check_row(logits, self._n_vocab, check_u64("position", position))
+        adjusted, best_adjusted = self._adjust(row, best, position)
+        if self._params.is_greedy:
+            return Distribution.certain(best_adjusted)
+        return self._distribution(adjusted, position)
 
     def score(self, token: int, logits: NDArray[np.float32], position: int) -> Choice:
         """Return a token that stands at ``position`` whatever the settings would choose; raises as ``choose``."""
         row, best = check_row(logits, self._n_vocab, check_u64("position", position))
         return Choice(token, float(row[token]) - log_denominator(row, best))
+
+    def _adjust(self, row: NDArray[np.float32], best: int, position: int) -> tuple[NDArray[np.float32], int]:
+        """Return the row after bias, penalties and DRY, and the first index of its maximum."""
+        adjusted = self._adjuster.adjust(row, self._history)
+        if adjusted is row:
+            return row, best
+        best_adjusted = int(adjusted.argmax())
+        if adjusted[best_adjusted] == -np.inf:
+            raise NumericError(f"logits at position {position}: bias suppresses all that are finite")
+        return adjusted, best_adjusted
+
+    def _distribution(self, row: NDArray[np.float32], position: int) -> Distribution:
+        return distribution_of(truncate_row(row, self._params, self._noise, position), self._params.temperature)
 
     def _draw(self, row: NDArray[np.float32], position: int) -> int:
         """Return the coupled choice among the candidates that pass the filters."""

@@ -1,0 +1,70 @@
+"""Steps of one answer: each yields the logits for the next token, out of a pass of one row or of a draft's rows.
+
+Order: ``begin`` behind the prompt; for each token ``choose`` and ``take``, and ``logits`` for the next one; ``end``.
+Holds: ``Steps``. Whoever looks at the session between two steps finds what was emitted and nothing else.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pykvstream.runtime.session import TokenSession
+from pykvstream.runtime.target import Phase
+from pykvstream.sampling import Choice, Distribution, Sampler
+from pykvstream.speculation import Chain, Window
+
+
+class Steps:
+    """Without a chain nothing is drafted. ``by_probability``: drafts are accepted by it, not by being equal."""
+
+    def __init__(self, core: TokenSession, chain: Chain | None, *, by_probability: bool = False) -> None:
+        self._core = core
+        self._chain = chain
+        self._by_probability = by_probability
+        self._window: Window | None = None
+        self._rows: NDArray[np.float32] | None = None
+
+    def begin(self) -> None:
+        """The prompt has been run."""
+        if self._chain is not None:
+            self._chain.begin(self._core.tokens)
+
+    def logits(self, n_left: int) -> NDArray[np.float32]:
+        """The row behind the last token; ``n_left`` tokens at most will be emitted from now on."""
+        if self._window is not None and self._rows is not None:
+            self._core.obey_cancel()
+            return self._at(self._rows, self._window.n_taken)
+        window = self._chain.draft(min(self._core.draft_room, n_left - 1)) if self._chain is not None else None
+        if window is None:
+            return self._at(self._core.forward((), phase=Phase.DECODE), 0)
+        self._rows = self._core.verify(window.draft.tokens)
+        self._window = window
+        return self._at(self._rows, 0)
+
+    def choose(self, sampler: Sampler, logits: NDArray[np.float32], position: int) -> Choice:
+        """The token that comes next; changes nothing."""
+        expected = self._window.expected if self._window is not None and self._by_probability else None
+        if expected is None or self._window is None:
+            return sampler.choose(logits, position)
+        weights = self._window.weights
+        return sampler.judge(logits, position, expected, None if weights is None else Distribution(*weights))
+
+    def take(self, token: int) -> None:
+        """The token was emitted."""
+        if self._chain is None:
+            return
+        if self._window is not None and not self._chain.take(self._window, token):
+            self.end()
+        self._chain.observe((token,))
+
+    def end(self) -> None:
+        """No more of the draft will be judged."""
+        if self._chain is not None and self._window is not None:
+            self._chain.close(self._window)
+        self._window = self._rows = None
+
+    @staticmethod
+    def _at(rows: NDArray[np.float32], i: int) -> NDArray[np.float32]:
+        row: NDArray[np.float32] = rows[i]
+        return row

@@ -1,0 +1,107 @@
+"""Several drafters over one text: the first that drafts is taken.
+
+Source: model.md 4.1.
+Holds: ``Chain``, ``Window``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pykvstream.speculation.cached import NgramCache
+from pykvstream.speculation.counts import NgramCounts
+from pykvstream.speculation.drafter import Draft, Drafter, Weights
+from pykvstream.speculation.stats import DraftCounter, DraftStats, stats_of
+
+
+@dataclass(slots=True)
+class Window:
+    """A draft that is being judged, token by token. ``drafter`` made it; ``n_taken`` of it were right so far."""
+
+    drafter: Drafter
+    draft: Draft
+    n_taken: int = 0
+
+    @property
+    def expected(self) -> int | None:
+        """The token that would have to come next; None behind the last one."""
+        return self.draft.tokens[self.n_taken] if self.n_taken < len(self.draft.tokens) else None
+
+    @property
+    def weights(self) -> Weights | None:
+        """What the expected token was drawn from; None where it was not drawn."""
+        return None if self.draft.weights is None else self.draft.weights[self.n_taken]
+
+
+class Chain:
+    """A text, and drafters that know it. ``n_max`` cuts drafts; shorter ones than ``n_min`` are none."""
+
+    def __init__(self, drafters: Sequence[Drafter], n_max: int | None = None, n_min: int = 0) -> None:
+        self.drafters = tuple(drafters)
+        self._n_max = n_max
+        self._n_min = n_min
+        self._tokens: list[int] = []
+        self._counters = {drafter.name: DraftCounter() for drafter in drafters}
+        self._n_without = 0
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        """An answer to this text begins: what is known of another text is kept as far as both are one."""
+        n_kept = _common_length(self._tokens, tokens)
+        if n_kept < len(self._tokens):
+            del self._tokens[n_kept:]
+            for drafter in self.drafters:
+                drafter.truncate(n_kept)
+        self.observe(tokens[n_kept:])
+        for drafter in self.drafters:
+            drafter.begin()
+
+    def observe(self, tokens: Sequence[int]) -> None:
+        """The text has become longer by these."""
+        self._tokens += tokens
+        for drafter in self.drafters:
+            drafter.observe(tokens)
+
+    def fork(self) -> Chain:
+        """One that knows the same and goes on alone, with counters of its own."""
+        child = Chain([drafter.fork() for drafter in self.drafters], self._n_max, self._n_min)
+        child._tokens = list(self._tokens)
+        return child
+
+    def draft(self, room: int) -> Window | None:
+        """A draft of up to ``room`` tokens to be verified, None where nobody has one."""
+        n_max = room if self._n_max is None else min(room, self._n_max)
+        for drafter in self.drafters if n_max > 0 else ():
+            draft = drafter.draft(n_max).cut(n_max)
+            if len(draft.tokens) >= max(self._n_min, 1):
+                self._counters[drafter.name].propose(len(draft.tokens))
+                return Window(drafter, draft)
+        self._n_without += 1
+        return None
+
+    def take(self, window: Window, token: int) -> bool:
+        """The token came; whether it is the expected one. A window that is not gone on with must be closed."""
+        if token != window.expected:
+            return False
+        self._counters[window.drafter.name].accept(window.n_taken)
+        window.n_taken += 1
+        return True
+
+    def close(self, window: Window) -> None:
+        """No more of the draft will be judged."""
+        window.drafter.judge(window.n_taken)
+
+    @property
+    def ngram_counts(self) -> NgramCounts | None:
+        """What ``ngram-cache`` counted in this text; None where it does not draft."""
+        return next((each.context for each in self.drafters if isinstance(each, NgramCache)), None)
+
+    @property
+    def stats(self) -> DraftStats:
+        """Counters since the chain was made."""
+        return stats_of(self._counters, self._n_without)
+
+
+def _common_length(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many tokens two texts have in common from their beginning."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

@@ -1,0 +1,144 @@
+"""What the user sets of drafting, checked once; the names are those of the flags.
+
+Units: sizes in tokens.
+Holds: ``SpeculationParams``, ``NgramSize``, ``ModSize``, ``DRAFTERS``, ``SAMPLINGS``, ``make_drafters``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from numbers import Integral
+
+from pykvstream.errors import InvalidArgument, Unsupported
+from pykvstream.speculation.cached import NgramCache
+from pykvstream.speculation.chain import Chain
+from pykvstream.speculation.counts import NgramCounts
+from pykvstream.speculation.drafter import Drafter
+from pykvstream.speculation.hashed import NgramMod
+from pykvstream.speculation.mapped import NgramMap
+from pykvstream.speculation.simple import NgramSimple
+
+DRAFTERS = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")
+"""In the order in which they are asked."""
+SAMPLINGS = ("coupled", "greedy", "probabilistic")
+MOST_DRAFTED = 8
+MOST_SIZE = 1024
+_REFUSED = {
+    "draft-mtp": "the MTP head is read from the file and not run yet",
+    "draft-simple": "there is no second model",
+    "draft-eagle3": "there is no second model",
+    "draft-dflash": "there is no second model",
+    "draft-dspark": "there is no second model",
+}
+
+
+def check_drafter(name: object) -> str:
+    """``name`` if there is such a drafter. Raises ``Unsupported`` with the reason, or ``InvalidArgument``."""
+    if isinstance(name, str) and name in DRAFTERS:
+        return name
+    known = ", ".join(DRAFTERS)
+    if isinstance(name, str) and name in _REFUSED:
+        raise Unsupported(f"spec_type {name!r} is not supported: {_REFUSED[name]}; supported: {known}")
+    raise InvalidArgument(f"spec_type {name!r} is no drafter; supported: {known}")
+
+
+def _check(name: str, value: object, least: int, most: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, Integral) or not least <= int(value) <= most:
+        raise InvalidArgument(f"{name} must be an integer from {least} to {most}, got {value!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class NgramSize:
+    """``size_n`` tokens are looked for, up to ``size_m`` are drafted; ``min_hits`` of ``ngram-map-k4v`` alone."""
+
+    size_n: int = 12
+    size_m: int = 48
+    min_hits: int = 1
+
+    def __post_init__(self) -> None:
+        for name, value in (("size_n", self.size_n), ("size_m", self.size_m), ("min_hits", self.min_hits)):
+            _check(name, value, 1, MOST_SIZE)
+
+
+@dataclass(frozen=True, slots=True)
+class ModSize:
+    """``n_match`` tokens are looked for, ``n_min`` to ``n_max`` are drafted."""
+
+    n_match: int = 24
+    n_min: int = 48
+    n_max: int = 64
+
+    def __post_init__(self) -> None:
+        _check("n_match", self.n_match, 1, MOST_SIZE)
+        _check("n_max", self.n_max, 1, MOST_SIZE)
+        _check("n_min", self.n_min, 0, self.n_max)
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationParams:
+    """Which drafters, and how their drafts are judged.
+
+    ``types``: asked in the order of ``DRAFTERS``, whatever their order here; the first that drafts is taken.
+    ``draft_n_max``: cuts every draft; None leaves each drafter its own bound. ``draft_n_min``: shorter drafts are none.
+    ``draft_sampling``: ``coupled`` and ``greedy`` accept what would have been chosen anyway, so that the text is that
+    without drafting; for drafters that follow the text they are one. ``probabilistic`` accepts by probability: the same
+    distribution of texts, but another text for a seed. ``static``, ``dynamic``: counts of ``ngram-cache``.
+    """
+
+    types: tuple[str, ...] = ()
+    draft_n_max: int | None = None
+    draft_n_min: int = 0
+    draft_sampling: str = "coupled"
+    ngram_simple: NgramSize = field(default_factory=NgramSize)
+    ngram_map_k: NgramSize = field(default_factory=NgramSize)
+    ngram_map_k4v: NgramSize = field(default_factory=NgramSize)
+    ngram_mod: ModSize = field(default_factory=ModSize)
+    static: NgramCounts | None = None
+    dynamic: NgramCounts | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.types, str):
+            raise InvalidArgument(f"types must be a sequence of names, got {self.types!r}")
+        names = [check_drafter(name) for name in self.types]
+        if len(set(names)) < len(names):
+            raise InvalidArgument(f"types names a drafter twice: {', '.join(names)}")
+        object.__setattr__(self, "types", tuple(sorted(names, key=DRAFTERS.index)))
+        if self.draft_n_max is not None:
+            _check("draft_n_max", self.draft_n_max, 1, MOST_DRAFTED)
+        _check("draft_n_min", self.draft_n_min, 0, MOST_SIZE if self.draft_n_max is None else self.draft_n_max)
+        if self.draft_sampling not in SAMPLINGS:
+            raise InvalidArgument(f"draft_sampling must be one of {', '.join(SAMPLINGS)}, got {self.draft_sampling!r}")
+        for name, counts in (("static", self.static), ("dynamic", self.dynamic)):
+            if counts is not None and not isinstance(counts, NgramCounts):
+                raise InvalidArgument(f"{name} must be NgramCounts, got {type(counts).__name__}")
+            if counts is not None and "ngram-cache" not in self.types:
+                raise InvalidArgument(f"{name} counts need the drafter ngram-cache")
+
+    @property
+    def is_probabilistic(self) -> bool:
+        """Whether drafts are accepted by their probability."""
+        return self.draft_sampling == "probabilistic"
+
+
+def chain_of(params: SpeculationParams, n_vocab: int) -> Chain:
+    """Drafters of an empty text. Raises ``InvalidArgument`` for counts of another vocabulary."""
+    for name, counts in (("static", params.static), ("dynamic", params.dynamic)):
+        if counts is not None and counts.largest_token() >= n_vocab:
+            raise InvalidArgument(
+                f"{name} counts name token {counts.largest_token()}, the vocabulary has {n_vocab} tokens"
+            )
+    return Chain(make_drafters(params), params.draft_n_max, params.draft_n_min)
+
+
+def make_drafters(params: SpeculationParams) -> list[Drafter]:
+    """New drafters of an empty text, in the order in which they are asked."""
+    simple, k, k4v, mod = params.ngram_simple, params.ngram_map_k, params.ngram_map_k4v, params.ngram_mod
+    makers: dict[str, Callable[[], Drafter]] = {
+        "ngram-simple": lambda: NgramSimple(simple.size_n, simple.size_m),
+        "ngram-map-k": lambda: NgramMap(k.size_n, k.size_m),
+        "ngram-map-k4v": lambda: NgramMap(k4v.size_n, k4v.size_m, k4v.min_hits),
+        "ngram-mod": lambda: NgramMod(mod.n_match, mod.n_min, mod.n_max),
+        "ngram-cache": lambda: NgramCache(params.static, params.dynamic),
+    }
+    return [makers[name]() for name in params.types]
