@@ -22,12 +22,13 @@ if TYPE_CHECKING:
     from pykvstream.runtime.session import SessionStats
     from pykvstream.runtime.target import Phase
     from pykvstream.sampling import SamplingParams
+    from pykvstream.speculation import ModSize, NgramCounts, NgramSize, SpeculationParams
     from pykvstream.text.deltas import Answer
     from pykvstream.text.wishes import Reasoning
 
 __all__ = [
-    "Answer", "GgufFile", "KvStreamError", "Model", "Phase", "Piece", "Reasoning", "SamplingParams", "Session",
-    "SessionStats",
+    "Answer", "GgufFile", "KvStreamError", "ModSize", "Model", "NgramCounts", "NgramSize", "Phase", "Piece",
+    "Reasoning", "SamplingParams", "Session", "SessionStats", "SpeculationParams",
 ]  # fmt: skip
 __version__ = "0.1.0"
 
@@ -35,13 +36,17 @@ _HOME = {
     "Answer": "pykvstream.text.deltas",
     "GgufFile": "pykvstream.gguf",
     "KvStreamError": "pykvstream.errors",
+    "ModSize": "pykvstream.speculation",
     "Model": "pykvstream.engine",
+    "NgramCounts": "pykvstream.speculation",
+    "NgramSize": "pykvstream.speculation",
     "Phase": "pykvstream.runtime.target",
     "Piece": "pykvstream.engine",
     "Reasoning": "pykvstream.text.wishes",
     "SamplingParams": "pykvstream.sampling",
     "Session": "pykvstream.engine",
     "SessionStats": "pykvstream.runtime.session",
+    "SpeculationParams": "pykvstream.speculation",
 }
 
 

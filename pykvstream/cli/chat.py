@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from pykvstream.cli.drafting import keep_counts, speculation_for
 from pykvstream.cli.options import ChatOptions, require_utf8
 from pykvstream.cli.render import ShownAnswer, console, is_shown, note, prefilling, stats_table, summary
 from pykvstream.cli.session import interruptible, open_model, open_session, params_for, read_prompt, read_template
@@ -22,6 +23,7 @@ from pykvstream.errors import ContextFull, KvStreamError
 from pykvstream.runtime.session import SessionStats
 from pykvstream.runtime.whole_file import replacing
 from pykvstream.sampling import SamplingParams
+from pykvstream.speculation import SpeculationParams
 from pykvstream.text.chat import ChatTemplate
 from pykvstream.text.prompt import ChatSetting
 
@@ -59,6 +61,7 @@ class Conversation:
     session: Session
     params: SamplingParams
     template: ChatTemplate | None
+    speculation: SpeculationParams | None
     turns: list[Turn] = field(default_factory=list)
 
     def say(self, message: str) -> None:
@@ -100,6 +103,7 @@ class Conversation:
                     params=self.params,
                     stop=self.options.generation.stop,
                     template=self.template,
+                    speculation=self.speculation,
                     on_progress=show,
                 )
                 interrupt.renew()
@@ -176,19 +180,21 @@ class Conversation:
 def run(options: ChatOptions) -> int:
     """Talk until the user leaves. Raises ``KvStreamError`` for what stands in the way of beginning."""
     first = read_prompt(options.prompt)
+    speculation = speculation_for(options.generation.drafting)
     with open_model(options.model, options.output.progress) as model:
         template = read_template(model, options.prompt) or model.chat_template
         # What the template does not know is refused before anybody types.
         ChatSetting(template, None, options.prompt.reasoning, options.prompt.variables)
         params = params_for(model, options.generation)
         with open_session(model, options.model, options.generation) as session:
-            conversation = Conversation(options, model, session, params, template)
+            conversation = Conversation(options, model, session, params, template, speculation)
             _greet(options, session)
             if first is not None:
                 _calmly(partial(conversation.say, first))
             for message in _messages():
                 if _calmly(partial(_obey, conversation, message)) is False:
                     break
+            keep_counts(options.generation.drafting, speculation, session.ngram_counts)
     return 0
 
 

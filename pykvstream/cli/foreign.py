@@ -15,7 +15,8 @@ from typing import Any
 NOTES = "notes"
 """Where a parsed namespace keeps the notes on ignored flags."""
 
-_DRAFTING = "drafting is not part of this version; the text would be the same"
+_DRAFT_MODEL = "no model drafts in this version, n-grams do (--spec-type); the text would be the same"
+_FIRST_HIT = "this drafter drafts the first time that a key is met again"
 _IMAGES = "images are not part of this version"
 _ADAPTERS = "adapters are not part of this version"
 _DEVICES = "the one device is the CPU; there is nothing to divide"
@@ -117,20 +118,15 @@ FOREIGN: tuple[Foreign, ...] = (
     _value("--rope-freq-scale", _POSITIONS),
     _value("--yarn-orig-ctx", _POSITIONS),
     _value("--yarn-ext-factor", _POSITIONS),
-    _value("--spec-type", _DRAFTING, "none"),
-    _value("--spec-draft-n-max --draft-max --draft", _DRAFTING, "0"),
-    _value("--spec-draft-n-min --draft-min", _DRAFTING, "0"),
-    _value("--spec-draft-p-min --draft-p-min", _DRAFTING),
-    _value("--spec-draft-sampling", _DRAFTING),
-    _value("--spec-draft-type-k -ctkd --cache-type-k-draft", _DRAFTING),
-    _value("--spec-draft-type-v -ctvd --cache-type-v-draft", _DRAFTING),
-    _value("--spec-ngram-simple-size-m", _DRAFTING),
-    _value("--model-draft -md", _DRAFTING),
-    _value("--device-draft -devd", _DRAFTING),
-    _value("--n-gpu-layers-draft --gpu-layers-draft -ngld", _DRAFTING),
-    _value("--lookup-cache-static -lcs", _DRAFTING),
-    _value("--lookup-cache-dynamic -lcd", _DRAFTING),
-    _value("--kv-stream-auxiliary-layers", _DRAFTING, "0"),
+    _value("--spec-draft-p-min --draft-p-min", _DRAFT_MODEL),
+    _value("--spec-draft-type-k -ctkd --cache-type-k-draft", _DRAFT_MODEL),
+    _value("--spec-draft-type-v -ctvd --cache-type-v-draft", _DRAFT_MODEL),
+    _value("--spec-ngram-simple-min-hits", _FIRST_HIT, "1"),
+    _value("--spec-ngram-map-k-min-hits", _FIRST_HIT, "1"),
+    _value("--model-draft -md", _DRAFT_MODEL),
+    _value("--device-draft -devd", _DRAFT_MODEL),
+    _value("--n-gpu-layers-draft --gpu-layers-draft -ngld", _DRAFT_MODEL),
+    _value("--kv-stream-auxiliary-layers", _DRAFT_MODEL, "0"),
     _switch("--no-kv-stream-rs-rollback", "recurrent layers are not part of this version"),
     _switch("--kv-stream-spec-dynamic", _RESIDENCY),
     _value("--kv-stream-spec-keep-pages", _RESIDENCY),

@@ -15,11 +15,13 @@ from itertools import chain
 
 import numpy as np
 
+from pykvstream.cli.drafting import keep_counts, speculation_for
 from pykvstream.cli.options import GenerateOptions
 from pykvstream.cli.render import console, is_shown, note, prefilling, stats_table, summary
 from pykvstream.cli.session import interruptible, open_model, params_for, read_prompt, read_template, read_tools
 from pykvstream.engine import Model, Piece, Session
 from pykvstream.sampling import SamplingParams
+from pykvstream.speculation import SpeculationParams
 from pykvstream.text.prompt import ChatPrompt
 
 INTERRUPTED = 130
@@ -54,21 +56,30 @@ class _Answer:
 def run(options: GenerateOptions) -> int:
     """Answer; the exit code is 130 after Ctrl-C. Raises ``KvStreamError``."""
     prompt = read_prompt(options.prompt) or ""
+    drafting = options.generation.drafting
+    speculation = speculation_for(drafting)
     with open_model(options.model, options.output.progress) as model:
         answer = _Answer(_encode(model, prompt, options))
         params = params_for(model, options.generation)
         with model.session(seed=options.generation.seed) as session:
             try:
-                _stream(session, params, options, answer)
+                _stream(session, params, speculation, options, answer)
             finally:
                 if answer.tokens and not options.output.json:
                     # What follows on a terminal, an error too, begins on a line of its own.
                     print(flush=True)
             _report(options, session, answer)
+            keep_counts(drafting, speculation, session.ngram_counts)
             return INTERRUPTED if session.stop_reason == _CANCELLED else 0
 
 
-def _stream(session: Session, params: SamplingParams, options: GenerateOptions, answer: _Answer) -> None:
+def _stream(
+    session: Session,
+    params: SamplingParams,
+    speculation: SpeculationParams | None,
+    options: GenerateOptions,
+    answer: _Answer,
+) -> None:
     with interruptible(session) as interrupt:
         with prefilling(options.output.progress) as show:
             pieces = session.generate(
@@ -77,6 +88,7 @@ def _stream(session: Session, params: SamplingParams, options: GenerateOptions, 
                 params=params,
                 stop=options.generation.stop,
                 ignore_eos=options.generation.ignore_eos,
+                speculation=speculation,
                 on_progress=show,
             )
             interrupt.renew()

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from pykvstream.cli.drafting import DraftingOptions, drafting_options
 from pykvstream.errors import InvalidArgument
 from pykvstream.sampling.params import SamplingParams
 from pykvstream.text.wishes import UNLIMITED, Reasoning
@@ -84,6 +85,7 @@ class GenerationOptions:
     params: SamplingParams
     dry_breakers: tuple[str, ...]
     session_file: Path | None
+    drafting: DraftingOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,6 +319,7 @@ def _generation_options(args: argparse.Namespace) -> GenerationOptions:
         ),
         dry_breakers=DEFAULT_DRY_BREAKERS if breakers is None else tuple(text for text in breakers if text != "none"),
         session_file=getattr(args, "session", None),
+        drafting=drafting_options(args),
     )
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from pykvstream.cli.drafting import add_drafting
 from pykvstream.cli.eval_parser import add_eval
 from pykvstream.cli.foreign import NOTES, add_foreign
 from pykvstream.cli.groups import add_device, add_model
@@ -204,6 +205,7 @@ def _add_talking(parser: _Parser, *, is_chat: bool) -> None:
     add_device(parser)
     _add_generation(parser, is_chat=is_chat)
     _add_sampling(parser)
+    add_drafting(parser)
     _add_prompt(parser, is_chat=is_chat)
     _add_reasoning(parser)
     _add_output(parser, is_chat=is_chat)

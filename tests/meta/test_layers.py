@@ -10,10 +10,10 @@ import pytest
 from tests.meta.tree import PACKAGE, ROOT, Import, component, imports_of, relative, sources, without_comments
 
 PYTHON_LAYERS = ("_ffi", "core", "kernels", "graph", "models", "runtime", "engine", "eval", "report", "cli")
-BESIDE = ("gguf", "text", "sampling", "locate")
+BESIDE = ("gguf", "text", "sampling", "speculation", "locate")
 LOWEST_ABOVE_BESIDE = PYTHON_LAYERS.index("graph")
 THIRD_PARTY = {
-    "numpy": {"core", "gguf", "graph", "models", "runtime", "sampling", "text", "engine", "eval", "cli"},
+    "numpy": {"core", "gguf", "graph", "models", "runtime", "sampling", "speculation", "text", "engine", "eval", "cli"},
     "cffi": {"_ffi"},
     "tokenizers": {"text"},
     "jinja2": {"text"},
