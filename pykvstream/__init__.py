@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pykvstream.engine import Model, Piece, Session
     from pykvstream.errors import KvStreamError
     from pykvstream.gguf import GgufFile
+    from pykvstream.runtime.ngram_file import load_ngram_counts, save_ngram_counts
     from pykvstream.runtime.session import SessionStats
     from pykvstream.runtime.target import Phase
     from pykvstream.sampling import SamplingParams
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Answer", "GgufFile", "KvStreamError", "ModSize", "Model", "NgramCounts", "NgramSize", "Phase", "Piece",
-    "Reasoning", "SamplingParams", "Session", "SessionStats", "SpeculationParams",
+    "Reasoning", "SamplingParams", "Session", "SessionStats", "SpeculationParams", "load_ngram_counts",
+    "save_ngram_counts",
 ]  # fmt: skip
 __version__ = "0.1.0"
 
@@ -47,6 +49,8 @@ _HOME = {
     "Session": "pykvstream.engine",
     "SessionStats": "pykvstream.runtime.session",
     "SpeculationParams": "pykvstream.speculation",
+    "load_ngram_counts": "pykvstream.runtime.ngram_file",
+    "save_ngram_counts": "pykvstream.runtime.ngram_file",
 }
 
 

@@ -1,7 +1,7 @@
 """Flags of drafting, and the files of ``ngram-cache``.
 
-Holds: ``add_drafting``; ``drafting_options``, which refuses flags of a drafter that does not draft; ``speculation_for`` and
-``keep_counts``, which read and write the files.
+Holds: ``add_drafting``; ``drafting_options``, which refuses flags of a drafter that does not draft;
+``speculation_for`` and ``keep_counts``, which read and write the files.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pathlib import Path
 
 from pykvstream.cli.values import integer
 from pykvstream.errors import InvalidArgument, KvStreamError, NotFound
+from pykvstream.runtime.ngram_file import load_ngram_counts, save_ngram_counts
 from pykvstream.speculation import SAMPLINGS, ModSize, NgramCounts, NgramSize, SpeculationParams, check_drafter
 from pykvstream.speculation.params import MOST_DRAFTED, MOST_SIZE
 
@@ -112,11 +113,11 @@ def speculation_for(options: DraftingOptions) -> SpeculationParams | None:
     """The parameters with the counts of both files; the dynamic one may not be there yet. Raises ``FormatError``."""
     if options.params is None:
         return None
-    static = None if options.static_file is None else NgramCounts.load(options.static_file)
+    static = None if options.static_file is None else load_ngram_counts(options.static_file)
     dynamic = None
     if options.dynamic_file is not None:
         try:
-            dynamic = NgramCounts.load(options.dynamic_file)
+            dynamic = load_ngram_counts(options.dynamic_file)
         except NotFound:
             dynamic = NgramCounts()
     return replace(options.params, static=static, dynamic=dynamic)
@@ -128,4 +129,4 @@ def keep_counts(options: DraftingOptions, speculation: SpeculationParams | None,
         return
     merged = NgramCounts() if speculation.dynamic is None else speculation.dynamic.copy()
     merged.merge(counts)
-    merged.save(options.dynamic_file)
+    save_ngram_counts(options.dynamic_file, merged)

@@ -1,21 +1,17 @@
-"""How often which token followed which n-gram, and the file of it.
+"""How often which token followed which n-gram, and the bytes of a file of it.
 
 Layout of the file, little endian: for each n-gram four int32 tokens, -1 behind a shorter one; the number of tokens that
 followed it; for each its id and its count.
-Holds: ``NgramCounts``. A file that was written from equal counts has equal bytes.
+Holds: ``NgramCounts``. Equal counts have equal bytes.
 """
 
 from __future__ import annotations
 
-import os
 import struct
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from pathlib import Path
 from types import MappingProxyType
 
-from pykvstream.errors import DeviceError, FormatError, InvalidArgument, NotFound
+from pykvstream.errors import FormatError
 
 LONGEST = 4
 _PAD = -1
@@ -99,39 +95,17 @@ class NgramCounts:
         """The largest id of any token in it; -1 where it is empty."""
         return max((max(*ngram, *self.of(ngram)) for ngram in self), default=-1)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the file under another name in the same folder and rename it. Raises ``DeviceError``."""
-        where = Path(path)
-        try:
-            handle, temporary = tempfile.mkstemp(prefix=f".{where.name[:64]}.", dir=where.parent)
-            try:
-                with os.fdopen(handle, "wb") as file:
-                    for ngram in sorted(self):
-                        file.write(_record(ngram, self.of(ngram)))
-                os.replace(temporary, where)
-            except BaseException:
-                with suppress(FileNotFoundError):
-                    os.unlink(temporary)
-                raise
-        except OSError as error:
-            raise DeviceError(f"n-gram cache {str(where)!r}: {error.strerror}") from None
-        except ValueError:
-            raise InvalidArgument(f"n-gram cache {str(where)!r}: no name of a file") from None
+    def to_bytes(self) -> bytes:
+        """The bytes of the file."""
+        return b"".join(_record(ngram, self.of(ngram)) for ngram in sorted(self))
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> NgramCounts:
-        """Read a file. Raises ``NotFound``, ``DeviceError``, or ``FormatError`` naming the offset of what is wrong."""
-        name = str(Path(path))
-        try:
-            data = Path(path).read_bytes()
-        except (FileNotFoundError, ValueError):
-            raise NotFound(f"n-gram cache {name!r}: no such file") from None
-        except OSError as error:
-            raise DeviceError(f"n-gram cache {name!r}: {error.strerror}") from None
+    def from_bytes(cls, data: bytes, name: str) -> NgramCounts:
+        """Take the bytes of a file. Raises ``FormatError`` with ``name`` and the offset of what is wrong."""
         made = cls()
         at = 0
         while at < len(data):
-            at = made._read(data, at, f"n-gram cache {name!r}: offset {at}")
+            at = made._read(data, at, f"{name}: offset {at}")
         return made
 
     def _read(self, data: bytes, at: int, where: str) -> int:

@@ -28,12 +28,12 @@ class NgramMod:
 
     name = "ngram-mod"
 
-    def __init__(self, n_match: int, n_min: int, n_max: int) -> None:
+    def __init__(self, n_match: int, n_min: int, n_max: int, *, table_size: int = TABLE_SIZE) -> None:
         self._n = n_match
         self._n_min = n_min
         self._n_max = n_max
         self._tokens: list[int] = []
-        self._table: NDArray[np.int32] = np.full(TABLE_SIZE, _EMPTY, dtype=np.int32)
+        self._table: NDArray[np.int32] = np.full(table_size, _EMPTY, dtype=np.int32)
         self._n_added = 0  # windows from the first one on that are in the table
         self._n_low = 0
         self._n_drafted = 0
@@ -45,7 +45,7 @@ class NgramMod:
     def begin(self) -> None:
         """Add the whole text anew: other texts may have taken its entries."""
         self._add(0, len(self._tokens) - self._n)
-        if np.count_nonzero(self._table != _EMPTY) > _FULLEST * TABLE_SIZE:
+        if np.count_nonzero(self._table != _EMPTY) > _FULLEST * self._table.size:
             self._table.fill(_EMPTY)
 
     def truncate(self, n_tokens: int) -> None:
@@ -76,7 +76,7 @@ class NgramMod:
         for token in window:
             name = (name * MULTIPLIER + token) & _WORD
         for i in range(self._n_max):
-            token = int(self._table[name % TABLE_SIZE])
+            token = int(self._table[name % self._table.size])
             if token == _EMPTY:
                 break
             name = (name * MULTIPLIER + token - window[i] * drop) & _WORD
@@ -106,5 +106,5 @@ class NgramMod:
                 names *= np.uint64(MULTIPLIER)
                 names += tokens[i : i + names.size].astype(np.uint64)
             # Of equal indices the last one is what stays.
-            self._table[(names % np.uint64(TABLE_SIZE)).astype(np.int64)] = tokens[self._n :]
+            self._table[(names % np.uint64(self._table.size)).astype(np.int64)] = tokens[self._n :]
             self._n_added = end

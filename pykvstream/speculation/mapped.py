@@ -51,7 +51,9 @@ class NgramMap:
     of what followed it, four values at most, one that was seen twice as often as all others together.
     """
 
-    def __init__(self, size_n: int, size_m: int, min_hits: int | None = None) -> None:
+    def __init__(
+        self, size_n: int, size_m: int, min_hits: int | None = None, *, table_size: int = TABLE_SIZE
+    ) -> None:
         self.name = "ngram-map-k" if min_hits is None else "ngram-map-k4v"
         self._n = size_n
         self._m = size_m
@@ -59,7 +61,7 @@ class NgramMap:
         self._text = Occurrences(size_n)
         self._power = pow(MULTIPLIER, size_n, 1 << 32)
         self._prefixes = [0]
-        self._table: NDArray[np.uint32] = np.zeros(TABLE_SIZE, dtype=np.uint32)
+        self._table: NDArray[np.uint32] = np.zeros(table_size, dtype=np.uint32)
         self._n_indexed = 1  # places from 1 to here are in the table; 0 says that an entry is empty
         self._keys: dict[tuple[int, ...], _Key] = {}
         self._last: tuple[_Key, int] | None = None
@@ -91,7 +93,7 @@ class NgramMap:
 
     def fork(self) -> NgramMap:
         """One that goes on alone."""
-        child = NgramMap(self._n, self._m, self._min_hits)
+        child = NgramMap(self._n, self._m, self._min_hits, table_size=self._table.size)
         child._text = self._text.fork()
         child._prefixes = list(self._prefixes)
         child._table = self._table.copy()
@@ -136,7 +138,7 @@ class NgramMap:
     def _slot(self, place: int) -> int:
         """Where the table keeps the n-gram at a place."""
         end = place + self._n
-        return ((self._prefixes[end] - self._prefixes[place] * self._power) & _WORD) % TABLE_SIZE
+        return ((self._prefixes[end] - self._prefixes[place] * self._power) & _WORD) % self._table.size
 
     def _match(self, end: int) -> int:
         """An earlier place of the last tokens, below ``end``; 0 for none. What lies below is in the table then."""
