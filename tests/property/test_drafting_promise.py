@@ -1,6 +1,6 @@
 """Promises 2 and 3: no drafter changes a token, a logit, the text, or what the conversation leaves behind.
 
-Units: ``room`` tokens of a draft.
+Units: ``room`` MiB beside the smallest arena.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ def test_300_rounds_of_rejected_drafts_leave_the_bits_of_plain_decoding(model: M
     seed=st.integers(0, 2**32),
     n_tokens=st.integers(1, 70),
     hybrid=st.booleans(),
-    room=st.sampled_from((0.0, 0.3)),
+    room=st.sampled_from((0.0, 0.04)),
 )
 def test_a_small_arena_changes_nothing_either(
     folder: Path, rule: Rule, params: str, seed: int, n_tokens: int,
@@ -185,7 +185,7 @@ def test_a_small_arena_changes_nothing_either(
             with small.session(seed=seed) as drafted:
                 speculation = put(drafted, Scripted(plain.tokens, rule))
                 assert listen(drafted, prompt, n_tokens, CHAINS[params], speculation) == expected
-                assert drafted.stats.streamed_bytes > 0
+                assert room > 0 or drafted.stats.streamed_bytes > 0
             small.check_integrity()
 
 
