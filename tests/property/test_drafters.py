@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pykvstream.speculation import Drafter, NgramCache, NgramCounts, NgramMap, NgramMod, NgramSimple
+from pykvstream.speculation.occurrences import Occurrences
 from tests.slow_drafters import Counts, SlowCache, SlowDrafter, SlowMap, SlowMod, SlowSimple, count_ngrams
 
 Pair = tuple[Drafter, SlowDrafter]
@@ -20,7 +21,8 @@ TABLE = 37
 
 @dataclass(frozen=True)
 class Step:
-    """``fork`` 1 goes on with the other of two. ``repeat``: say again what stands so far back, else ``tokens``."""
+    """``tokens`` to observe; ``share`` of a draft that is right, or of the text that stays; ``repeat``: how far back
+    to say again or to take back, or how long a draft may be."""
 
     kind: str
     tokens: tuple[int, ...] = ()
@@ -34,8 +36,9 @@ STEPS = st.lists(
         st.builds(Step, st.just("observe"), TOKENS),
         st.builds(Step, st.just("repeat"), repeat=st.integers(1, 30)),
         st.builds(Step, st.just("draft"), share=st.floats(0, 1), repeat=st.integers(1, 9)),
-        st.builds(Step, st.just("draft"), share=st.sampled_from((0.0, 1.0)), repeat=st.just(64)),
+        st.builds(Step, st.just("draft"), share=st.just(1.0), repeat=st.just(64)),
         st.builds(Step, st.just("truncate"), share=st.floats(0, 1)),
+        st.builds(Step, st.just("shorten"), repeat=st.integers(1, 9)),
         st.builds(Step, st.just("begin")),
         st.builds(Step, st.just("fork")),
         st.builds(Step, st.just("other")),
@@ -57,6 +60,10 @@ def act(pair: Pair, other: Pair, step: Step) -> tuple[Pair, Pair]:
         slow.observe(list(again))
     elif step.kind == "truncate":
         n_kept = int(step.share * len(text))
+        fast.truncate(n_kept)
+        slow.truncate(n_kept)
+    elif step.kind == "shorten":
+        n_kept = max(len(text) - step.repeat, 0)
         fast.truncate(n_kept)
         slow.truncate(n_kept)
     elif step.kind == "begin":
@@ -83,28 +90,28 @@ def run(make: Callable[[], Pair], steps: list[Step]) -> None:
     act(pair, other, Step("draft", repeat=64))
 
 
-SIZES = {"n": st.integers(1, 3), "m": st.integers(1, 5)}
+SIZES = {"n": st.integers(1, 3), "m": st.integers(1, 8)}
 
 
-@settings(max_examples=200)
+@settings(max_examples=300)
 @given(steps=STEPS, **SIZES)
 def test_ngram_simple_equals_its_scan(steps: list[Step], n: int, m: int) -> None:
     run(lambda: (NgramSimple(n, m), SlowSimple(n, m)), steps)
 
 
-@settings(max_examples=200)
+@settings(max_examples=300)
 @given(steps=STEPS, table=st.sampled_from((1, TABLE, 262144)), **SIZES)
 def test_ngram_map_k_equals_its_scan(steps: list[Step], n: int, m: int, table: int) -> None:
     run(lambda: (NgramMap(n, m, table_size=table), SlowMap(n, m, None, table)), steps)
 
 
-@settings(max_examples=200)
+@settings(max_examples=300)
 @given(steps=STEPS, table=st.sampled_from((1, TABLE, 262144)), min_hits=st.integers(1, 3), **SIZES)
 def test_ngram_map_k4v_equals_its_scan(steps: list[Step], n: int, m: int, min_hits: int, table: int) -> None:
     run(lambda: (NgramMap(n, m, min_hits, table_size=table), SlowMap(n, m, min_hits, table)), steps)
 
 
-@settings(max_examples=200)
+@settings(max_examples=300)
 @given(steps=STEPS, n=st.integers(1, 3), n_min=st.integers(0, 5), more=st.integers(0, 60),
        table=st.sampled_from((5, TABLE, 4096)))  # fmt: skip
 def test_ngram_mod_equals_its_table(steps: list[Step], n: int, n_min: int, more: int, table: int) -> None:
@@ -115,7 +122,7 @@ def test_ngram_mod_equals_its_table(steps: list[Step], n: int, n_min: int, more:
 TEXTS = st.lists(st.integers(0, 2), max_size=40)
 
 
-@settings(max_examples=200)
+@settings(max_examples=300)
 @given(steps=STEPS, corpus=TEXTS, earlier=TEXTS)
 def test_ngram_cache_equals_counting_anew(steps: list[Step], corpus: list[int], earlier: list[int]) -> None:
     static, dynamic = counted(corpus), counted(earlier)
@@ -126,9 +133,40 @@ def test_ngram_cache_equals_counting_anew(steps: list[Step], corpus: list[int], 
 def test_counts_of_a_text_are_those_of_counting_anew(steps: list[Step]) -> None:
     fast, slow = NgramCache(), SlowCache({}, {})
     for step in steps:
-        if step.kind in ("observe", "repeat", "truncate"):
+        if step.kind in ("observe", "repeat", "truncate", "shorten"):
             act((fast, slow), (fast, slow), step)
     assert plain(fast.context) == count_ngrams(slow.text)
+
+
+@given(steps=STEPS, n=st.integers(1, 3))
+def test_an_index_that_grew_and_shrank_finds_every_place(steps: list[Step], n: int) -> None:
+    index, text = Occurrences(n), SlowDrafter()
+    for step in steps:
+        if step.kind in ("observe", "repeat"):
+            more = list(step.tokens) if step.tokens else text.text[-step.repeat :]
+            index.extend(more)
+            text.observe(more)
+        elif step.kind in ("truncate", "shorten"):
+            n_kept = int(step.share * len(text.text)) if step.share else max(len(text.text) - step.repeat, 0)
+            index.truncate(n_kept)
+            text.truncate(n_kept)
+        elif step.kind == "fork":
+            index = index.fork()
+        for place in range(len(text.text) - n + 1):
+            wanted = text.text[place : place + n]
+            assert list(index.before(place)) == [at for at in range(place - 1, -1, -1) if text.starts(at, wanted)]
+
+
+def test_ngram_mod_begins_its_table_anew_after_five_wrong_drafts_in_a_row() -> None:
+    drafter = NgramMod(2, 1, 8)
+    drafter.observe(list(range(20)) * 2)
+    drafter.begin()
+    for n_accepted in (0, 1, 0, 0, 2, 1, 1, 0, 1):  # 2 of 8 are a quarter: not low
+        assert len(drafter.draft(64).tokens) == 8
+        drafter.judge(n_accepted)
+    assert len(drafter.draft(64).tokens) == 8
+    drafter.judge(0)
+    assert drafter.draft(64).tokens == ()
 
 
 def counted(text: list[int]) -> NgramCounts:

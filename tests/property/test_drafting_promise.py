@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from pykvstream import Model, ModSize, NgramSize, SamplingParams, Session, SpeculationParams
 from pykvstream.core.state import CHUNK_TOKENS
-from pykvstream.errors import Busy
+from pykvstream.errors import Busy, InvalidArgument
+from pykvstream.runtime.target import Phase
 from pykvstream.speculation import DRAFTERS, Chain
 from tests.models import write_random_model
 from tests.random_hybrid import HybridShape, write_random_hybrid
@@ -243,10 +244,20 @@ def test_an_answer_that_is_dropped_in_a_draft_leaves_what_was_said(model: Model,
             listen(alike, PROMPT, 7, GREEDY, ignore_eos=True)
             assert left_behind(drafted, tmp_path) == left_behind(alike, tmp_path)
             assert drafted.tokens == right[:n_tokens]
-            following = listen(alike, " More.", 30, WARM)
-            assert listen(drafted, " More.", 30, WARM) == following
         with pytest.raises(Busy):
             next(pieces)
+
+
+def test_an_answer_that_is_dropped_in_a_draft_goes_on_as_without_one(model: Model) -> None:
+    with model.session(seed=4) as plain, model.session(seed=4) as drafted, model.session(seed=4) as alike:
+        listen(plain, PROMPT, 60, GREEDY, ignore_eos=True)
+        speculation = put(drafted, Scripted(plain.tokens, all_right))
+        pieces = drafted.generate(PROMPT, params=GREEDY, ignore_eos=True, speculation=speculation)
+        for _ in range(7):
+            next(pieces)
+        listen(alike, PROMPT, 7, GREEDY, ignore_eos=True)
+        following = listen(alike, " More.", 30, WARM)
+        assert listen(drafted, " More.", 30, WARM) == following
 
 
 def test_cancelling_inside_a_draft_ends_the_answer_there(model: Model) -> None:
@@ -329,3 +340,43 @@ def test_probabilistic_drafting_gives_one_text_for_a_seed_and_progresses(model: 
             draft = session.stats.draft
             assert draft is not None and draft.rounds > 0
     assert answers[0] == answers[1] and len(answers[0].tokens) == 60
+
+
+@pytest.mark.parametrize("n_right", range(5))
+@pytest.mark.parametrize("n_more", [0, 1, 2])
+def test_whatever_is_pushed_behind_a_draft_decides_which_rows_stay(model: Model, n_right: int, n_more: int) -> None:
+    """Without an engine between: tokens of the draft, then others, several of them pending at once."""
+    draft = [10, 11, 12, 13]
+    pushed = [*draft[:n_right], *[20 + i for i in range(n_more)]]
+    with model.session() as plain, model.session() as drafted:
+        for session in (plain, drafted):
+            session.forward([*range(1, 150)])
+            session._core.push(9)
+        drafted._core.verify(draft)
+        for token in pushed:
+            plain.forward((), phase=Phase.DECODE)
+            plain._core.push(token)
+            drafted._core.push(token)
+        assert plain.tokens == drafted.tokens
+        expected = plain.forward((), phase=Phase.DECODE)
+        assert drafted.forward((), phase=Phase.DECODE).tobytes() == expected.tobytes()
+        assert drafted.forward([1, 2, 3]).tobytes() == plain.forward([1, 2, 3]).tobytes()
+
+
+def test_a_draft_must_fit_and_have_one_token_before_it(model: Model) -> None:
+    with model.session(ctx_size=200) as session:
+        core = session._core
+        core.forward([*range(1, 100)])
+        assert core.draft_room == 0
+        with pytest.raises(InvalidArgument, match="there is room for 0"):
+            core.verify([1])
+        core.push(9)
+        assert core.draft_room == 63
+        for draft in ([], [1] * 64):
+            with pytest.raises(InvalidArgument, match=f"a draft of {len(draft)} tokens; there is room for 63"):
+                core.verify(draft)
+        assert core.verify([1] * 63).shape == (64, model.config.n_vocab)
+        core.forward([*range(1, 90)])
+        core.push(9)
+        assert core.draft_room == 200 - len(core.tokens)
+        assert core.verify([1] * core.draft_room).shape[0] == 201 - len(core.tokens)
