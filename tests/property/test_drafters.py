@@ -30,7 +30,9 @@ class Step:
     repeat: int = 0
 
 
-TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=12).map(tuple)
+TOKENS = st.one_of(
+    st.lists(st.integers(0, 2), min_size=1, max_size=12), st.lists(st.integers(0, 30), min_size=8, max_size=20)
+).map(tuple)
 STEPS = st.lists(
     st.one_of(
         st.builds(Step, st.just("observe"), TOKENS),
@@ -43,6 +45,7 @@ STEPS = st.lists(
         st.builds(Step, st.just("fork")),
         st.builds(Step, st.just("other")),
     ),
+    min_size=15,
     max_size=60,
 )
 
@@ -84,9 +87,12 @@ def act(pair: Pair, other: Pair, step: Step) -> tuple[Pair, Pair]:
 
 
 def run(make: Callable[[], Pair], steps: list[Step]) -> None:
+    """Do all steps; whatever has become longer drafts, too."""
     pair, other = make(), make()
     for step in steps:
         pair, other = act(pair, other, step)
+        if step.kind in ("observe", "repeat"):
+            act(pair, other, Step("draft", share=1.0, repeat=64))
     act(pair, other, Step("draft", repeat=64))
 
 
@@ -100,13 +106,13 @@ def test_ngram_simple_equals_its_scan(steps: list[Step], n: int, m: int) -> None
 
 
 @settings(max_examples=300)
-@given(steps=STEPS, table=st.sampled_from((1, TABLE, 262144)), **SIZES)
+@given(steps=STEPS, table=st.sampled_from((TABLE, 1024)), **SIZES)
 def test_ngram_map_k_equals_its_scan(steps: list[Step], n: int, m: int, table: int) -> None:
     run(lambda: (NgramMap(n, m, table_size=table), SlowMap(n, m, None, table)), steps)
 
 
 @settings(max_examples=300)
-@given(steps=STEPS, table=st.sampled_from((1, TABLE, 262144)), min_hits=st.integers(1, 3), **SIZES)
+@given(steps=STEPS, table=st.sampled_from((TABLE, 1024)), min_hits=st.integers(1, 3), **SIZES)
 def test_ngram_map_k4v_equals_its_scan(steps: list[Step], n: int, m: int, min_hits: int, table: int) -> None:
     run(lambda: (NgramMap(n, m, min_hits, table_size=table), SlowMap(n, m, min_hits, table)), steps)
 
