@@ -23,7 +23,9 @@ typedef struct kvs_cuda_macro {
 } kvs_cuda_macro;
 
 /* One kernel: the file native/kernels/<source>.cu compiled with -Dname=value for each macro, and the extern "C" function
- * <kernel> in it. Kernels of one source and equal macros, in the same order, come from one compiled image. */
+ * <kernel> in it. Kernels of one source and equal macros, in the same order, come from one compiled image. Files are compiled as
+ * C++17 with -fmad=false, exact division and square root, no flush to zero; `#include "name.h"` of files beside them is resolved
+ * when the library is built, nothing else can be included. */
 typedef struct kvs_cuda_key {
     const char *source; /* at most 31 letters */
     const char *kernel;
@@ -37,13 +39,13 @@ typedef struct kvs_cuda_dim {
     uint32_t z;
 } kvs_cuda_dim;
 
-/* What launchers may read; the rest of the launcher is driver.c's. */
+/* What launchers may read. */
 typedef struct kvs_cuda_launcher {
     kvs_device *device;     /* for kvs_fail */
     uint32_t arch;          /* 75, 80, 86, 89, 90, 120, ...: the newest one that kernels may use here */
     uint32_t n_sm;          /* multiprocessors */
     uint32_t shared_bytes;  /* of one block, at most, opted in */
-    uint32_t reserved;
+    uint32_t is_dry;        /* kernels are noted, nothing runs */
     struct kvs_cuda *cuda;
 } kvs_cuda_launcher;
 
