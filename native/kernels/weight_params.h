@@ -1,0 +1,147 @@
+/* weight_params.h: what kernels of the weight side take, by value, as their only argument. Plain C without includes: the host
+ * fills these structs, and the same text stands at the head of each kernel.
+ *
+ * Units: addresses are of the device; `_bytes` are bytes, strides of float rows are values. Host and device agree on the layout:
+ * 8-byte members come first.
+ */
+#ifndef KVS_NATIVE_KERNELS_WEIGHT_PARAMS_H
+#define KVS_NATIVE_KERNELS_WEIGHT_PARAMS_H
+
+typedef unsigned long long kvs_address;
+
+#define KVS_MATMUL_MAX_PARTS 3
+
+/* act_quantize.cu: rows of float32 to records of 8-bit codes (act_record.h), normed before if `norm` is not 0. */
+typedef struct kvs_act_params {
+    kvs_address x;         /* float32 rows */
+    kvs_address norm;      /* [k] float32, or 0 */
+    kvs_address normed;    /* float32 rows of k values for float weights, or 0 */
+    kvs_address records;   /* or 0: only the norm */
+    kvs_address slot_rows; /* [n_slots] row of x for each slot, KVS_NO_SLOT for none; 0: slot r takes row r */
+    kvs_address n_slots_used; /* one unsigned int on the device, or 0: all n_slots */
+    unsigned int k;
+    unsigned int x_stride;
+    unsigned int n_slots;
+    unsigned int n_groups; /* of a record row: k / 32, rounded up to even */
+    float eps;
+    unsigned int reserved;
+} kvs_act_params;
+
+#define KVS_NO_SLOT 0xffffffffu
+
+/* One weight matrix of a matmul. */
+typedef struct kvs_matmul_part_params {
+    kvs_address panels;
+    kvs_address out;
+    kvs_address scales;      /* float32, or 0 */
+    unsigned int n;          /* output values */
+    unsigned int n_panels;   /* of 16 output values */
+    unsigned int out_stride;
+    unsigned int scale_run;  /* output values to a scale */
+} kvs_matmul_part_params;
+
+/* matmul.cu. With experts (tile_experts not 0) a tile of 8 slots belongs to one expert, whose panels begin
+ * expert * n_panels further on, and whose scale is scales[expert]. */
+typedef struct kvs_matmul_params {
+    kvs_address records;      /* of the activations */
+    kvs_address tile_experts; /* [n_tiles] or 0 */
+    kvs_address n_tiles_used; /* one unsigned int on the device, with experts */
+    kvs_matmul_part_params part[KVS_MATMUL_MAX_PARTS];
+    unsigned int n_parts;
+    unsigned int n_rows;
+    unsigned int n_groups;    /* as in kvs_act_params */
+    unsigned int n_units;     /* of a panel; the same for all types of one launch's parts only where their units are equal */
+    unsigned int n_row_tiles; /* blocks along the rows */
+    unsigned int epilogue;    /* kvs_epilogue_kind */
+} kvs_matmul_params;
+
+typedef enum kvs_epilogue_kind {
+    KVS_STORE = 0,
+    KVS_STORE_ADD = 1,
+    KVS_STORE_SWIGLU = 2
+} kvs_epilogue_kind;
+
+/* matmul_float.cu: float weights, [n][row_values] values of the type, rows padded with zeros. */
+typedef struct kvs_matmul_float_params {
+    kvs_address weights;
+    kvs_address x;           /* float32 rows */
+    kvs_address out;
+    kvs_address scales;      /* float32, or 0 */
+    unsigned int n;
+    unsigned int k;
+    unsigned int row_values; /* k, rounded up to 8 */
+    unsigned int x_stride;
+    unsigned int out_stride;
+    unsigned int scale_run;
+    unsigned int n_rows;
+    unsigned int epilogue;   /* KVS_STORE or KVS_STORE_ADD */
+} kvs_matmul_float_params;
+
+/* swiglu.cu: out = silu(gate) * up, rows of n values; the strides are those of out and of both others. */
+typedef struct kvs_swiglu_params {
+    kvs_address gate;
+    kvs_address up;
+    kvs_address out;
+    unsigned int n;
+    unsigned int in_stride;
+    unsigned int out_stride;
+    unsigned int n_rows;
+} kvs_swiglu_params;
+
+/* embed.cu: rows of a table in file layout, named by tokens. */
+typedef struct kvs_embed_params {
+    kvs_address table;
+    kvs_address tokens; /* [n_rows] unsigned int */
+    kvs_address out;
+    unsigned int k;
+    unsigned int row_bytes;
+    unsigned int n_table_rows;
+    unsigned int out_stride;
+    unsigned int n_rows;
+    unsigned int reserved;
+} kvs_embed_params;
+
+/* experts.cu. Slots: rows of chosen experts, those of one expert side by side, from a multiple of 8 on. */
+typedef struct kvs_experts_params {
+    kvs_address router;       /* [n_rows][n_experts] float32 logits */
+    kvs_address choices;      /* [n_rows][n_chosen] unsigned int: expert, then its slot */
+    kvs_address weights;      /* [n_rows][n_chosen] float32 */
+    kvs_address slot_rows;    /* [n_slots] */
+    kvs_address tile_experts; /* [n_slots / 8] */
+    kvs_address n_used;       /* two unsigned int: slots, tiles */
+    kvs_address results;      /* [n_slots][n_embd] float32 */
+    kvs_address out;          /* [n_rows][n_embd] */
+    unsigned int n_rows;
+    unsigned int n_experts;
+    unsigned int n_chosen;
+    unsigned int n_slots;     /* room: a multiple of 8 */
+    unsigned int n_embd;
+    float factor;
+} kvs_experts_params;
+
+/* delta.cu: one recurrent layer, as kvs_delta_view in core/step.h. */
+typedef struct kvs_delta_params {
+    kvs_address conv;       /* [C][taps] */
+    kvs_address dt_bias;    /* [H] */
+    kvs_address decay;      /* [H] */
+    kvs_address matrix_in;  /* [H][D values][D keys] */
+    kvs_address conv_in;    /* [taps - 1][C] */
+    kvs_address log_in;     /* [n_pending][C + 2H] */
+    kvs_address matrix_out;
+    kvs_address conv_out;
+    kvs_address log_out;    /* [n_rows][C + 2H], or 0 */
+    kvs_address inputs;     /* [n_rows][C] */
+    kvs_address beta;       /* [n_rows][H] */
+    kvs_address alpha;      /* [n_rows][H] */
+    kvs_address out;        /* [n_rows][H * D] */
+    unsigned int n_key_heads;
+    unsigned int n_value_heads;
+    unsigned int taps;
+    unsigned int n_pending;
+    unsigned int n_rows;
+    unsigned int is_logged; /* the state is written behind the pending rows, and rows go to the log */
+    float norm_eps;
+    unsigned int reserved;
+} kvs_delta_params;
+
+#endif
