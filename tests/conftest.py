@@ -10,8 +10,8 @@ from hypothesis import settings
 
 from tests.embedding import install_embedding
 
-# The gate draws the same examples every time; `--hypothesis-profile=deep` draws new ones, and more of them where a
-# test does not set their number itself. No deadline: a busy machine is no failure.
+# The gate draws the same examples every time; `--hypothesis-profile=deep` draws new ones, and many more of them: see
+# tests/examples.py. No deadline: a busy machine is no failure.
 settings.register_profile("ci", deadline=None, derandomize=True)
 settings.register_profile("deep", deadline=None, max_examples=4000, print_blob=True)
 settings.load_profile("ci")

@@ -27,6 +27,7 @@ from pykvstream.errors import (
     NotFound,
 )
 from tests.alphabet import ScriptedMachine, u16
+from tests.examples import examples
 
 CAPACITY = 8192
 ALIGNMENT = 64
@@ -339,4 +340,4 @@ class ArenaMachine(ScriptedMachine):
 
 
 TestArenaMachine = ArenaMachine.TestCase
-TestArenaMachine.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
+TestArenaMachine.settings = settings(max_examples=examples(60), stateful_step_count=50, deadline=None)

@@ -21,6 +21,7 @@ from pykvstream.core.device import Device, DeviceFlag
 from pykvstream.core.kv import PAGE_TOKENS, Cache, KvLayer, Seq
 from pykvstream.errors import Busy, Closed, ContextFull, InvalidArgument, NotFound
 from tests.alphabet import ScriptedMachine, u16
+from tests.examples import examples
 
 Q8_0 = 8
 F16 = 1
@@ -341,4 +342,4 @@ class CacheMachine(ScriptedMachine):
 
 
 TestCacheMachine = CacheMachine.TestCase
-TestCacheMachine.settings = settings(max_examples=80, stateful_step_count=50, deadline=None)
+TestCacheMachine.settings = settings(max_examples=examples(80), stateful_step_count=50, deadline=None)

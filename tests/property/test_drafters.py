@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from pykvstream.speculation import Drafter, NgramCache, NgramCounts, NgramMap, NgramMod, NgramSimple
 from pykvstream.speculation.occurrences import Occurrences
+from tests.examples import examples
 from tests.slow_drafters import Counts, SlowCache, SlowDrafter, SlowMap, SlowMod, SlowSimple, count_ngrams
 
 Pair = tuple[Drafter, SlowDrafter]
@@ -99,25 +100,25 @@ def run(make: Callable[[], Pair], steps: list[Step]) -> None:
 SIZES = {"n": st.integers(1, 3), "m": st.integers(1, 8)}
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(steps=STEPS, **SIZES)
 def test_ngram_simple_equals_its_scan(steps: list[Step], n: int, m: int) -> None:
     run(lambda: (NgramSimple(n, m), SlowSimple(n, m)), steps)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(steps=STEPS, table=st.sampled_from((TABLE, 1024)), **SIZES)
 def test_ngram_map_k_equals_its_scan(steps: list[Step], n: int, m: int, table: int) -> None:
     run(lambda: (NgramMap(n, m, table_size=table), SlowMap(n, m, None, table)), steps)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(steps=STEPS, table=st.sampled_from((TABLE, 1024)), min_hits=st.integers(1, 3), **SIZES)
 def test_ngram_map_k4v_equals_its_scan(steps: list[Step], n: int, m: int, min_hits: int, table: int) -> None:
     run(lambda: (NgramMap(n, m, min_hits, table_size=table), SlowMap(n, m, min_hits, table)), steps)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(steps=STEPS, n=st.integers(1, 3), n_min=st.integers(0, 5), more=st.integers(0, 60),
        table=st.sampled_from((5, TABLE, 4096)))  # fmt: skip
 def test_ngram_mod_equals_its_table(steps: list[Step], n: int, n_min: int, more: int, table: int) -> None:
@@ -128,7 +129,7 @@ def test_ngram_mod_equals_its_table(steps: list[Step], n: int, n_min: int, more:
 TEXTS = st.lists(st.integers(0, 2), max_size=40)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(steps=STEPS, corpus=TEXTS, earlier=TEXTS)
 def test_ngram_cache_equals_counting_anew(steps: list[Step], corpus: list[int], earlier: list[int]) -> None:
     static, dynamic = counted(corpus), counted(earlier)

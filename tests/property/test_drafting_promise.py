@@ -18,6 +18,7 @@ from pykvstream.core.state import CHUNK_TOKENS
 from pykvstream.errors import Busy, InvalidArgument
 from pykvstream.runtime.target import Phase
 from pykvstream.speculation import DRAFTERS, Chain
+from tests.examples import examples
 from tests.models import write_random_model
 from tests.random_hybrid import HybridShape, write_random_hybrid
 from tests.scripted_drafter import RULES, Rule, Scripted, all_right, all_wrong, half_right
@@ -164,7 +165,7 @@ def test_300_rounds_of_rejected_drafts_leave_the_bits_of_plain_decoding(model: M
         assert left_behind(drafted, tmp_path) == left_behind(plain, tmp_path)
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(
     rule=st.sampled_from(RULES),
     params=st.sampled_from(sorted(CHAINS)),

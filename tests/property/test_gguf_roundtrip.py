@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pykvstream.gguf import GgmlType, GgufFile, GgufWriter, LazyStrings, ValueType
+from tests.examples import examples
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 NAMES = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=12)
@@ -45,7 +46,7 @@ def tensors(draw: st.DrawFn) -> tuple[GgmlType, tuple[int, ...], bytes]:
     return kind, shape, draw(st.randoms(use_true_random=False)).randbytes(n_bytes)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     METADATA,
     st.dictionaries(NAMES, tensors(), max_size=4),
@@ -100,7 +101,7 @@ def check_value(file: GgufFile, key: str, kind: ValueType, value: object) -> Non
         assert got.tolist() == value and got.dtype == np.dtype(kind.dtype)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.sampled_from([GgmlType.F32, GgmlType.F16, GgmlType.BF16]),
     st.lists(st.integers(-256, 256), min_size=1, max_size=40),

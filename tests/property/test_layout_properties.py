@@ -23,6 +23,7 @@ from pykvstream.runtime.layout import (
     smallest_arena_bytes,
     tail_pages,
 )
+from tests.examples import examples
 
 
 @st.composite
@@ -34,7 +35,7 @@ def requests(draw: st.DrawFn) -> tuple[CacheShape, int, tuple[PhaseNeed, ...]]:
 
 
 @given(requests(), st.integers(0, 3000))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_smallest_is_the_boundary_between_refused_and_served(
     request: tuple[CacheShape, int, tuple[PhaseNeed, ...]], more: int
 ) -> None:
@@ -53,7 +54,7 @@ def test_smallest_is_the_boundary_between_refused_and_served(
 
 
 @given(requests())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_recommended_is_the_boundary_between_streaming_and_not(
     request: tuple[CacheShape, int, tuple[PhaseNeed, ...]],
 ) -> None:
@@ -73,7 +74,7 @@ def test_recommended_is_the_boundary_between_streaming_and_not(
 
 
 @given(st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_a_pass_holds_every_page_once_and_fits_the_placement(data: st.DataObject) -> None:
     layers, max_rows = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 600))
     tail = tail_pages(max_rows)
@@ -146,7 +147,7 @@ class Pager:
 
 
 @given(st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_forecast_agrees_with_the_pagers(data: st.DataObject) -> None:
     native = pytest.importorskip("pykvstream._ffi", exc_type=ImportError, reason="native module not built")
     max_rows = data.draw(st.sampled_from([1, 64, 256, 300]))
@@ -162,7 +163,7 @@ def test_forecast_agrees_with_the_pagers(data: st.DataObject) -> None:
 
 
 @given(requests())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_the_pager_takes_the_smallest_placement_and_no_smaller(
     request: tuple[CacheShape, int, tuple[PhaseNeed, ...]],
 ) -> None:

@@ -20,6 +20,7 @@ from pykvstream.text.deltas import (
 )
 from pykvstream.text.reasoning import OutputParser, Start
 from pykvstream.text.schemas import ANY, STRING, ToolSchemas, json_text
+from tests.examples import examples
 
 TOOLS = [
     {
@@ -64,7 +65,7 @@ def cut(text: str, points: Sequence[int]) -> list[str]:
 
 
 @given(hostile_text, st.lists(st.integers(0, 300), max_size=12), starts, schemas)
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=examples(1500), deadline=None)
 @example("</think>\n\nx", [3], Start.REASONING, None)
 @example("t<tool_call>\n<function=f>\n<parameter=s>\n#include\n\n</parameter>\n", [1], Start.REASONING, SCHEMAS)
 def test_any_pieces_and_single_characters_give_the_deltas_of_the_whole(
@@ -76,7 +77,7 @@ def test_any_pieces_and_single_characters_give_the_deltas_of_the_whole(
 
 
 @given(hostile_text, starts, schemas)
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=examples(600), deadline=None)
 def test_calls_have_a_name_first_and_json_at_the_end(text: str, start: Start, tools: ToolSchemas | None) -> None:
     found = deltas_of([text], start, tools)
     open_call: int | None = None
@@ -99,7 +100,7 @@ def test_calls_have_a_name_first_and_json_at_the_end(text: str, start: Start, to
 
 
 @given(hostile_text, st.sampled_from([Start.REASONING, Start.CONTENT]))
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 def test_reasoning_and_content_are_the_text_cut_at_the_first_tag(text: str, start: Start) -> None:
     answer = answer_of(text, start, None)
     thought, _tag, rest = text.partition("</think>") if start is Start.REASONING else ("", "", text)
@@ -109,7 +110,7 @@ def test_reasoning_and_content_are_the_text_cut_at_the_first_tag(text: str, star
 
 
 @given(st.text("ab<>/think \n", max_size=40), starts)
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 def test_only_the_beginning_of_a_tag_and_line_breaks_are_kept_back(text: str, start: Start) -> None:
     tags = {Start.REASONING: ["</think>", "<tool_call>"], Start.CONTENT: ["<tool_call>"]}
     parser = OutputParser(start, SCHEMAS)
@@ -129,7 +130,7 @@ arguments = st.dictionaries(st.text("abc'\" é", min_size=1, max_size=4), values
 
 
 @given(st.lists(arguments, min_size=1, max_size=3), st.text("ab ", max_size=5), st.text("ab. ", max_size=5))
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 def test_calls_as_templates_write_them_are_read_back(
     calls: list[dict[str, str]], thought: str, said: str
 ) -> None:
@@ -161,7 +162,7 @@ def test_json_values_that_are_no_strings_stand_as_they_were_written(value: objec
 
 
 @given(st.text(max_size=12), st.sets(st.sampled_from(sorted(ANY)), min_size=1))
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 def test_any_text_of_any_kind_becomes_json(text: str, kinds: set[str]) -> None:
     json.loads(json_text(text, frozenset(kinds)))
 

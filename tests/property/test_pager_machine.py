@@ -36,6 +36,7 @@ from pykvstream.errors import (
     NoSpace,
 )
 from tests.alphabet import ScriptedMachine, u16
+from tests.examples import examples
 
 F32, F16 = 0, 1
 LAYERS = (KvLayer(1, 16, 16, F32, F32), KvLayer(2, 16, 16, F16, F16))
@@ -600,5 +601,5 @@ class PagerMachine(ScriptedMachine):
 
 TestPager = PagerMachine.TestCase
 TestPager.settings = settings(
-    max_examples=200, stateful_step_count=50, deadline=None, phases=(Phase.explicit, Phase.generate)
+    max_examples=examples(200), stateful_step_count=50, deadline=None, phases=(Phase.explicit, Phase.generate)
 )

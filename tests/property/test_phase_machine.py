@@ -36,6 +36,7 @@ from pykvstream.errors import (
     Stale,
 )
 from tests.alphabet import ScriptedMachine, u16
+from tests.examples import examples
 
 CAPACITY = 1 << 16
 SHARED = 100
@@ -410,4 +411,4 @@ class PhaseMachine(ScriptedMachine):
 
 
 TestPhaseMachine = PhaseMachine.TestCase
-TestPhaseMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestPhaseMachine.settings = settings(max_examples=examples(60), stateful_step_count=30, deadline=None)

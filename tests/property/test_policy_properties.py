@@ -34,6 +34,7 @@ from pykvstream.runtime.policy import (
     shrink,
     step,
 )
+from tests.examples import examples
 
 CONFIG = PolicyConfig(run_pages=4)
 RATIOS = (0.5, 1.0, 1.1, 2.0, 8.0, 1e300)
@@ -89,7 +90,7 @@ def check_placement(decision: Decision) -> None:
 
 
 @given(st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_every_slot_is_used_and_every_bound_holds_over_any_history(data: st.DataObject) -> None:
     pool = data.draw(pools())
     config = replace(CONFIG, cooldown_evaluations=2, shrink_evaluations=2, grow_evaluations=1)
@@ -104,7 +105,7 @@ def test_every_slot_is_used_and_every_bound_holds_over_any_history(data: st.Data
 
 
 @given(pools(), st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_overlap_target_equals_a_descending_scan(pool: Pool, data: st.DataObject) -> None:
     active = data.draw(st.integers(pool.floor_pages, 40))
     ratio = data.draw(st.sampled_from(RATIOS))
@@ -120,7 +121,7 @@ def test_overlap_target_equals_a_descending_scan(pool: Pool, data: st.DataObject
 
 
 @given(pools(), costs, st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_ring_target_is_the_smallest_sufficient_ring(pool: Pool, known: Costs, data: st.DataObject) -> None:
     active = data.draw(st.integers(1, pool.ctx_pages))
     shape, ratio = CacheShape(pool.n_layers, 64, 64 * pool.n_layers), Fraction(CONFIG.overlap_ratio)
@@ -302,7 +303,7 @@ def test_a_shorter_history_keeps_the_placement_and_streams_no_more(active: int, 
 
 
 @given(pools(), pools(), st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_grow_and_shrink_refuse_the_wrong_direction_and_change_nothing(
     first: Pool, second: Pool, data: st.DataObject
 ) -> None:

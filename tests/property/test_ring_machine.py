@@ -24,6 +24,7 @@ from pykvstream.core.host import Host
 from pykvstream.core.ring import Demand, Ring
 from pykvstream.errors import Busy, Closed, DeviceError, HostMemoryError, InvalidArgument, NotFound, Poisoned
 from tests.alphabet import ScriptedMachine
+from tests.examples import examples
 
 SLOT_BYTES = 128
 N_HISTORY = 40
@@ -362,7 +363,7 @@ class RingMachine(ScriptedMachine):
 
 
 TestRingMachine = RingMachine.TestCase
-TestRingMachine.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestRingMachine.settings = settings(max_examples=examples(100), stateful_step_count=40, deadline=None)
 
 
 def in_order(device: Device, n_slots: int, n_pages: int) -> list[bytes]:
@@ -382,7 +383,7 @@ def in_order(device: Device, n_slots: int, n_pages: int) -> list[bytes]:
 
 
 @given(seed=st.integers(0, 1000), n_slots=st.integers(1, 6), n_pages=st.integers(1, N_HISTORY))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_any_schedule_brings_the_same_bytes(seed: int, n_slots: int, n_pages: int) -> None:
     flags = DeviceFlag.DEFERRED | DeviceFlag.POISON_RELEASED
     with Device(1, flags=flags, schedule_seed=seed) as device:
@@ -391,7 +392,7 @@ def test_any_schedule_brings_the_same_bytes(seed: int, n_slots: int, n_pages: in
 
 
 @given(seed=st.integers(0, 1000), skipped=st.integers(0, 9), deferred=st.booleans())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_one_skipped_copy_is_noticed(seed: int, skipped: int, deferred: bool) -> None:
     """A copy that reports success without moving a byte leaves NaN: exactly its page differs."""
     flags = DeviceFlag.POISON_RELEASED | (DeviceFlag.DEFERRED if deferred else DeviceFlag.NONE)

@@ -20,6 +20,7 @@ from pykvstream.errors import NumericError
 from pykvstream.sampling import Sampler, SamplingParams
 from pykvstream.sampling.noise import Noise
 from pykvstream.sampling.truncation import truncate_row
+from tests.examples import examples
 
 INF = math.inf
 CLOSE = 1e-9
@@ -217,7 +218,7 @@ def sampler_with(params: SamplingParams, seed: int, n_vocab: int, history: list[
     return sampler
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=examples(600), deadline=None)
 @given(cases())
 def test_choice_equals_the_slow_chain(
     case: tuple[NDArray[np.float32], SamplingParams, list[int], int, int],
@@ -229,7 +230,7 @@ def test_choice_equals_the_slow_chain(
     assert sampler_with(params, seed, row.size, history).choose(row, position).token == expected
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(cases())
 def test_filtered_set_equals_the_slow_chain(
     case: tuple[NDArray[np.float32], SamplingParams, list[int], int, int],
@@ -242,7 +243,7 @@ def test_filtered_set_equals_the_slow_chain(
     assert list(zip(kept.ids.tolist(), kept.logits.tolist(), strict=True)) == expected
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 3000), st.sampled_from([0, 1, 3, 40, 700]), st.booleans())
 def test_filtered_set_of_a_wide_row_equals_the_slow_chain(
     data_seed: int, n: int, top_k: int, is_coarse: bool
@@ -257,7 +258,7 @@ def test_filtered_set_of_a_wide_row_equals_the_slow_chain(
     assert list(zip(kept.ids.tolist(), kept.logits.tolist(), strict=True)) == expected
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(cases(), st.lists(st.floats(-(2.0**100), 2.0**100, width=32) | st.just(-INF), min_size=1, max_size=8))
 def test_choice_ignores_padding_beyond_the_vocabulary(
     case: tuple[NDArray[np.float32], SamplingParams, list[int], int, int], padding: list[float]
@@ -270,7 +271,7 @@ def test_choice_ignores_padding_beyond_the_vocabulary(
     assert chosen == sampler.choose(row, position)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(cases(), st.integers(0, 2**32 - 1))
 def test_choice_ignores_logits_below_every_cut(
     case: tuple[NDArray[np.float32], SamplingParams, list[int], int, int], shuffle_seed: int
@@ -291,7 +292,7 @@ def test_choice_ignores_logits_below_every_cut(
     assert sampler.choose(changed, position).token == sampler.choose(row, position).token
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(cases())
 def test_choice_is_pure_and_independent_of_object_identity(
     case: tuple[NDArray[np.float32], SamplingParams, list[int], int, int],
@@ -312,7 +313,7 @@ def test_choice_is_pure_and_independent_of_object_identity(
     assert np.array_equal(row, kept_row)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(cases(), st.sampled_from([math.nan, INF]), st.integers(0, 23))
 def test_choice_refuses_nan_and_infinity_whatever_the_settings(
     case: tuple[NDArray[np.float32], SamplingParams, list[int], int, int], bad: float, index: int
@@ -325,7 +326,7 @@ def test_choice_refuses_nan_and_infinity_whatever_the_settings(
         sampler.choose(row, position)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(cases())
 def test_choice_never_takes_a_masked_token(
     case: tuple[NDArray[np.float32], SamplingParams, list[int], int, int],

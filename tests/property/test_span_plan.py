@@ -16,6 +16,7 @@ from pykvstream.core.device import Device
 from pykvstream.core.kv import PAGE_TOKENS, KvLayer, record_layout
 from pykvstream.core.span import Executor, Span, SpanPlan
 from pykvstream.errors import Closed, InvalidArgument, NoSpace, SizeOverflow, Unsupported
+from tests.examples import examples
 
 LAYER = KvLayer(1, 32, 32, 8, 8)
 RECORD = record_layout(LAYER).record_bytes
@@ -78,7 +79,7 @@ def build(leases: tuple[Lease, ...], placement: Placement) -> tuple[list[Span], 
 
 
 @given(placement=placements(), data=st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_partition_gives_addresses_in_logical_order(
     bench: Bench, placement: Placement, data: st.DataObject
 ) -> None:
@@ -123,7 +124,7 @@ def mutations(spans: list[Span], active: int, i: int, delta: int) -> dict[str, F
 
 
 @given(placement=placements(), data=st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_any_flaw_is_refused_by_its_name(bench: Bench, placement: Placement, data: st.DataObject) -> None:
     spans, active = build(bench.leases, placement)
     i = data.draw(st.integers(0, len(spans) - 1))
@@ -137,7 +138,7 @@ def test_any_flaw_is_refused_by_its_name(bench: Bench, placement: Placement, dat
 
 
 @given(placement=placements(), rows=st.sampled_from([0, 1]))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_query_rows_lie_within_active_tokens(bench: Bench, placement: Placement, rows: int) -> None:
     spans, active = build(bench.leases, placement)
     with pytest.raises(InvalidArgument):
@@ -145,7 +146,7 @@ def test_query_rows_lie_within_active_tokens(bench: Bench, placement: Placement,
 
 
 @given(order=st.permutations(["lease", "arena", "plan", "device"]))
-@settings(max_examples=24, deadline=None)
+@settings(max_examples=examples(24), deadline=None)
 def test_release_order_is_free(order: list[str]) -> None:
     """A plan keeps what it needs: whatever goes first, its table stays right until it is closed."""
     device = Device(1)

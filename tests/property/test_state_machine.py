@@ -32,6 +32,7 @@ from pykvstream.errors import (
     Stale,
 )
 from tests.delta_rig import N_VOCAB, DeltaRig, Lane, Run, Shape, open_rig
+from tests.examples import examples
 
 LOG_ROWS = 9
 MAX_TOKENS = 400
@@ -328,7 +329,7 @@ class StateMachine(RuleBasedStateMachine):
 
 
 TestStateMachine = StateMachine.TestCase
-TestStateMachine.settings = settings(max_examples=25, stateful_step_count=20, deadline=None)
+TestStateMachine.settings = settings(max_examples=examples(25), stateful_step_count=20, deadline=None)
 
 
 # ---- the rollback matrix ----

@@ -11,6 +11,7 @@ from pykvstream.text.detokenizer import StreamDecoder
 from pykvstream.text.provenance import Marked, join, marks_of
 from pykvstream.text.stops import StopMatcher
 from pykvstream.text.tokenizer import Tokenizer
+from tests.examples import examples
 from tests.text_fixtures import PIECES, SPECIALS, slow_encode, vocabulary
 
 METADATA = {pre: vocabulary(pre) for pre in PIECES}
@@ -29,13 +30,13 @@ token_ids = st.lists(st.integers(0, QWEN.n_vocab_rows - 1), max_size=40)
 
 
 @given(st.sampled_from(sorted(PIECES)), tricky_text)
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 def test_encode_equals_slow_reference_on_any_text(pre: str, text: str) -> None:
     assert TOKENIZERS[pre].encode(text) == slow_encode(text, pre, METADATA[pre])
 
 
 @given(st.sampled_from(sorted(PIECES)), st.text(max_size=60))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_decode_inverts_encode(pre: str, text: str) -> None:
     assert TOKENIZERS[pre].decode(TOKENIZERS[pre].encode(text)) == text
 
@@ -50,7 +51,7 @@ def test_plain_encoding_has_no_special_and_both_spell_the_text(text: str) -> Non
 
 
 @given(token_ids, st.booleans())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_streamed_pieces_concatenate_to_decode(ids: list[int], specials: bool) -> None:
     decoder = StreamDecoder(QWEN, specials=specials)
     pieces = [decoder.push(i) for i in ids]
@@ -70,7 +71,7 @@ stop_strings = st.lists(st.text("ab<", min_size=1, max_size=5), max_size=4)
 
 
 @given(stop_strings, st.lists(st.text("ab<c", max_size=6), max_size=12))
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 def test_stop_matcher_equals_search_in_whole_text(stops: list[str], pieces: list[str]) -> None:
     text = "".join(pieces)
     ends = [(text.find(s) + len(s), -len(s)) for s in stops if s in text]
@@ -94,7 +95,7 @@ def by_alphabet(text: str) -> bytes:
 
 
 @given(st.text("ab \n" + TRUSTED, max_size=16), st.text("aAX ", min_size=1, max_size=2), st.integers(-1, 3))
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 def test_marks_follow_their_characters(plain: str, separator: str, count: int) -> None:
     text, mark = Marked(plain, by_alphabet(plain)), Marked(separator, by_alphabet(separator))
     assert text.split(separator, count) == plain.split(separator, count)
@@ -121,7 +122,7 @@ TEMPLATE = ChatTemplate(
 
 
 @given(st.lists(spelled_specials.map("".join), min_size=1, max_size=3))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_any_content_leaves_only_the_templates_special_tokens(contents: list[str]) -> None:
     messages = [{"role": "user", "content": content} for content in contents]
     try:

@@ -19,6 +19,7 @@ from pykvstream.core.device import Device, Isa
 from pykvstream.errors import Unsupported
 from pykvstream.gguf import DECODABLE, GgmlType
 from pykvstream.runtime.target import DECODE_ROWS, Phase
+from tests.examples import examples
 from tests.models import write_random_model
 from tests.rigs import Rig, open_rig, tokens_of
 
@@ -128,7 +129,7 @@ def test_output_rows_that_are_left_out_change_no_other(models: Path) -> None:
 
 
 @pytest.mark.parametrize("ubatch", [32, 100, 256, 512])
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=examples(8), deadline=None)
 @given(
     n_prompt=st.integers(2, 1000),
     share=st.floats(0, 1),
