@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import settings
 
-DEEP_FACTOR = 12
+DEEP_FACTOR = 40
 """What makes the deep profile about an hour on two cores."""
 
 
