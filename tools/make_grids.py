@@ -1,4 +1,4 @@
-"""Write the codebooks of the IQ types: ``native/base/grids.h`` for C, ``pykvstream/gguf/grids.py`` for Python.
+"""Write the codebooks of the IQ types: ``native/kernels/grids.h`` for C, ``pykvstream/gguf/grids.py`` for Python.
 
 Codebooks are facts of the file format. The ``gguf`` package carries them as numbers, one per value of an entry: the
 place of the value in a short list of levels. This script packs those places into one 16-bit word per entry, element 0
@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 TYPES = ("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ1_S")
 WORDS_PER_LINE = 14
-C_PATH = Path("native/base/grids.h")
+C_PATH = Path("native/kernels/grids.h")
 PYTHON_PATH = Path("pykvstream/gguf/grids.py")
 
 C_HEAD = """\
@@ -28,11 +28,14 @@ C_HEAD = """\
  * An entry of an IQ1 or IQ2 table holds the places of eight values in the list of levels, 2 bits each, element 0
  * lowest; one of an IQ3 table the places of four values, 4 bits each. Levels: IQ1 -1, 0, 1; IQ2 8, 25, 43; IQ3_XXS 4,
  * 12, 20, 28, 36, 44, 52, 62; IQ3_S the odd numbers 1 to 15. IQ1_M shares the table of IQ1_S.
+ * Without includes, because kernels include it: they say KVS_GRID_TABLE in their own way.
  */
-#ifndef KVS_NATIVE_BASE_GRIDS_H
-#define KVS_NATIVE_BASE_GRIDS_H
+#ifndef KVS_NATIVE_KERNELS_GRIDS_H
+#define KVS_NATIVE_KERNELS_GRIDS_H
 
-#include <stdint.h>
+#ifndef KVS_GRID_TABLE
+#define KVS_GRID_TABLE static const unsigned short
+#endif
 
 """
 
@@ -87,7 +90,7 @@ def c_table(name: str) -> str:
         for at in range(0, len(words), WORDS_PER_LINE)
     ]
     body = "\n".join(lines).rstrip(",")
-    return f"static const uint16_t kvs_grid_{name.lower()}[{len(words)}] = {{\n{body}}};\n\n"
+    return f"KVS_GRID_TABLE kvs_grid_{name.lower()}[{len(words)}] = {{\n{body}}};\n\n"
 
 
 def python_entry(name: str) -> str:

@@ -49,12 +49,12 @@
 #ifndef KVS_NATIVE_CPU_PANEL_H
 #define KVS_NATIVE_CPU_PANEL_H
 
+#include "base/blocks.h"
 #include "kvstream/base.h"
 
 #include <stdbool.h>
 
 #define KVS_PANEL_ROWS 16u
-#define KVS_GROUP 32u /* values of k to a group */
 
 /* Panels that n output rows need. */
 uint64_t kvs_panel_count(uint64_t n);

@@ -6,8 +6,6 @@
 
 #include <stdbool.h>
 
-#define KVS_SUPER_GROUPS 8u /* groups to a super-block */
-
 /* Bytes of one group in each plane. */
 #define KVS_WIDE_BYTES 512u
 #define KVS_NIBBLE_BYTES 256u
@@ -230,20 +228,5 @@ typedef struct kvs_panel_layout {
 
 /* errors: EUNSUPPORTED type; EINVAL k is zero or no multiple of the block; EOVERFLOW */
 kvs_status kvs_panel_layout_make(int type, uint64_t k, kvs_panel_layout *layout);
-
-/* One block of a file, taken apart: as many codes as it has values, and what its type has of the rest. */
-typedef struct kvs_block {
-    uint8_t codes[256]; /* as panels hold them: without sign, places in a table where the type has one */
-    uint16_t scale;     /* f16 */
-    uint16_t minimum;   /* f16 */
-    uint8_t sub_scales[16]; /* nibbles one to a byte, where panels hold two */
-    uint8_t sub_minima[16];
-} kvs_block;
-
-/* `type` is quantized. */
-void kvs_block_split(int type, const uint8_t *bytes, kvs_block *block);
-
-/* The same for the types whose codes name entries of a codebook (block_grid.c). */
-void kvs_block_split_grid(int type, const uint8_t *bytes, kvs_block *block);
 
 #endif

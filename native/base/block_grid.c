@@ -1,11 +1,11 @@
-/* block_grid.c: blocks whose codes name entries of a codebook, as places in the list of levels that panels hold.
+/* block_grid.c: blocks whose codes name entries of a codebook, as places in the list of levels that the codebook draws from.
  *
  * An entry gives 8 places of 2 bits (IQ1, IQ2) or 4 of 4 bits (IQ3). IQ2 and IQ3 have a sign to each value beside it, IQ1 a
  * shift of its levels for each eight.
  */
-#include "backends/cpu/panel_layout.h"
-#include "base/grids.h"
-
+#include "base/blocks.h"
+#include "kernels/grids.h"
+#include "kvstream/base.h"
 
 #define IQ2_SIGN 4u /* bit 2 of a code */
 #define IQ3_SIGN 8u /* bit 3 of a code */
