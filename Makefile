@@ -91,9 +91,10 @@ coverage: build ## lines of native/core that the tests reach; below 95 per cent 
 embed: venv ## install libkvstream under build/prefix and run examples/embed.c against it
 	@tools/embed.sh $(EMBED) $(PREFIX)
 
-fuzz: build ## byte scripts for the core, damaged files for the reader: FUZZ_SECONDS for each target (needs clang)
+fuzz: build ## byte scripts for the core, damaged files for the readers: FUZZ_SECONDS for each target (needs clang)
 	@tools/fuzz.sh $(FUZZ_SECONDS)
 	@cd build/fuzz/artifacts && $(CURDIR)/$(PY) $(CURDIR)/fuzz/gguf_bytes.py --seconds $(FUZZ_SECONDS)
+	@cd build/fuzz/artifacts && $(CURDIR)/$(PY) $(CURDIR)/fuzz/saved_bytes.py --seconds $(FUZZ_SECONDS)
 
 bench: $(NATIVE)/build.ninja ## native benchmarks
 	@meson compile -C $(NATIVE) > $(VENV)/native-build.log 2>&1 || { cat $(VENV)/native-build.log; exit 1; }

@@ -1,4 +1,4 @@
-"""The GGUF fuzzer runs for a moment as a plain test; ``fuzz/gguf_bytes.py --seconds`` runs it for longer."""
+"""The byte fuzzers run for a moment as plain tests; ``--seconds`` runs each for longer."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-SCRIPT = Path(__file__).resolve().parents[2] / "fuzz" / "gguf_bytes.py"
+import pytest
+
+FUZZ = Path(__file__).resolve().parents[2] / "fuzz"
 
 
-def test_mutated_files_open_or_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("script", ["gguf_bytes.py", "saved_bytes.py"])
+def test_mutated_files_open_or_are_refused(tmp_path: Path, script: str) -> None:
     result = subprocess.run(
-        [sys.executable, str(SCRIPT), "--seconds", "2", "--seed", "1"],
+        [sys.executable, str(FUZZ / script), "--seconds", "2", "--seed", "1"],
         cwd=tmp_path,
         capture_output=True,
         text=True,
