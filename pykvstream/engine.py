@@ -446,6 +446,7 @@ class Session:
         max_tokens: int = -1,
         params: SamplingParams | None = None,
         stop: Sequence[str] = (),
+        ignore_eos: bool = False,
         template: ChatTemplate | None = None,
         speculation: SpeculationParams | None = None,
         on_progress: ForwardProgress | None = None,
@@ -471,7 +472,7 @@ class Session:
             else:
                 first: list[Mapping[str, object]] = [] if system is None else [{"role": "system", "content": system}]
                 chat = self._transcript.first(tokenizer, [*first, *turn], setting)
-            generation = self._generation_of(chat, params, stop, max_tokens, False, speculation, on_progress)
+            generation = self._generation_of(chat, params, stop, max_tokens, ignore_eos, speculation, on_progress)
             if chat.n_kept < len(tokens):
                 self._core.truncate(chat.n_kept, or_begin_anew=True)
                 self._transcript.cut()

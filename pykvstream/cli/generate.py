@@ -1,6 +1,7 @@
-"""``pykvstream generate``: one prompt, one answer.
+"""``pykvstream generate``: one prompt, one answer, in a new conversation or behind a saved one.
 
-Order: text goes to standard output as it becomes complete; everything else goes to standard error.
+Order: text goes to standard output as it becomes complete; everything else goes to standard error. Behind the answer
+``--save-session`` writes its file.
 Holds: ``run``; ``logits_sha256`` is over float32 rows, little endian, row i the logits from which emitted token i
 was chosen.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -18,11 +20,19 @@ import numpy as np
 from pykvstream.cli.drafting import keep_counts, speculation_for
 from pykvstream.cli.options import GenerateOptions
 from pykvstream.cli.render import console, is_shown, note, prefilling, stats_table, summary
-from pykvstream.cli.session import interruptible, open_model, params_for, read_prompt, read_template, read_tools
-from pykvstream.engine import Model, Piece, Session
+from pykvstream.cli.session import (
+    interruptible,
+    open_model,
+    open_session,
+    params_for,
+    read_prompt,
+    read_template,
+    read_tools,
+)
+from pykvstream.engine import Piece, Session
+from pykvstream.runtime.session import ForwardProgress
 from pykvstream.sampling import SamplingParams
 from pykvstream.speculation import SpeculationParams
-from pykvstream.text.prompt import ChatPrompt
 
 INTERRUPTED = 130
 _CANCELLED = "cancelled"
@@ -32,15 +42,21 @@ _CANCELLED = "cancelled"
 class _Answer:
     """What was emitted, as it comes."""
 
-    prompt: list[int] | ChatPrompt
+    n_prompt: int = 0
     tokens: list[int] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     digest: hashlib._Hash = field(default_factory=hashlib.sha256)
     streamed_before: int = 0
 
-    @property
-    def n_prompt(self) -> int:
-        return len(self.prompt.ids if isinstance(self.prompt, ChatPrompt) else self.prompt)
+    def counting(self, show: ForwardProgress | None) -> ForwardProgress:
+        """Progress that is shown, and from which the tokens of the prompt are known."""
+
+        def count(done: int, total: int) -> None:
+            self.n_prompt = total
+            if show is not None:
+                show(done, total)
+
+        return count
 
     def add(self, piece: Piece) -> None:
         """Take in a piece now: its logits are gone with the next one."""
@@ -59,22 +75,25 @@ def run(options: GenerateOptions) -> int:
     drafting = options.generation.drafting
     speculation = speculation_for(drafting)
     with open_model(options.model, options.output.progress) as model:
-        answer = _Answer(_encode(model, prompt, options))
         params = params_for(model, options.generation)
-        with model.session(seed=options.generation.seed) as session:
+        answer = _Answer()
+        with open_session(model, options.model, options.generation) as session:
             try:
-                _stream(session, params, speculation, options, answer)
+                _stream(session, prompt, params, speculation, options, answer)
             finally:
                 if answer.tokens and not options.output.json:
                     # What follows on a terminal, an error too, begins on a line of its own.
                     print(flush=True)
             _report(options, session, answer)
+            if options.save_file is not None:
+                session.save(options.save_file)
             keep_counts(drafting, speculation, session.ngram_counts)
             return INTERRUPTED if session.stop_reason == _CANCELLED else 0
 
 
 def _stream(
     session: Session,
+    prompt: str,
     params: SamplingParams,
     speculation: SpeculationParams | None,
     options: GenerateOptions,
@@ -82,15 +101,7 @@ def _stream(
 ) -> None:
     with interruptible(session) as interrupt:
         with prefilling(options.output.progress) as show:
-            pieces = session.generate(
-                answer.prompt,
-                max_tokens=options.generation.n_predict,
-                params=params,
-                stop=options.generation.stop,
-                ignore_eos=options.generation.ignore_eos,
-                speculation=speculation,
-                on_progress=show,
-            )
+            pieces = _pieces(session, prompt, params, speculation, options, answer.counting(show))
             interrupt.renew()
             first = next(pieces, None)
         answer.streamed_before = session.stats.streamed_bytes
@@ -101,23 +112,45 @@ def _stream(
                 sys.stdout.flush()
 
 
-def _encode(model: Model, prompt: str, options: GenerateOptions) -> list[int] | ChatPrompt:
-    given = options.prompt
+def _pieces(
+    session: Session,
+    prompt: str,
+    params: SamplingParams,
+    speculation: SpeculationParams | None,
+    options: GenerateOptions,
+    show: ForwardProgress,
+) -> Iterator[Piece]:
+    given, wanted = options.prompt, options.generation
     if given.raw:
-        return model.tokenizer.encode(prompt, bos=True)
-    messages = [{"role": "system", "content": given.system}] if given.system is not None else []
-    return model.chat_prompt(
-        [*messages, {"role": "user", "content": prompt}],
-        template=read_template(model, given),
+        is_new = not session.tokens
+        return session.generate(
+            session.model.tokenizer.encode(prompt, bos=is_new),
+            max_tokens=wanted.n_predict,
+            params=params,
+            stop=wanted.stop,
+            ignore_eos=wanted.ignore_eos,
+            speculation=speculation,
+            on_progress=show,
+        )
+    return session.chat(
+        prompt,
+        system=given.system,
         tools=read_tools(given),
         reasoning=given.reasoning,
         variables=given.variables,
+        max_tokens=wanted.n_predict,
+        params=params,
+        stop=wanted.stop,
+        ignore_eos=wanted.ignore_eos,
+        template=read_template(session.model, given),
+        speculation=speculation,
+        on_progress=show,
     )
 
 
-def _parts(session: Session, answer: _Answer) -> dict[str, object]:
-    """The answer taken apart, where the template is such that there are parts."""
-    if not isinstance(answer.prompt, ChatPrompt) or answer.prompt.start is None or session.answer is None:
+def _parts(session: Session) -> dict[str, object]:
+    """The answer taken apart, where a template was used."""
+    if session.answer is None:
         return {}
     calls = [
         {"name": call.name, "arguments": call.arguments, "is_complete": call.is_complete}
@@ -135,7 +168,7 @@ def _report(options: GenerateOptions, session: Session, answer: _Answer) -> None
             "prompt_tokens": answer.n_prompt,
             "tokens": answer.tokens,
             "text": "".join(answer.texts),
-            **_parts(session, answer),
+            **_parts(session),
             "stop_reason": session.stop_reason,
             "logits_sha256": answer.digest.hexdigest(),
             "stats": stats.as_dict(),

@@ -116,10 +116,13 @@ class OutputOptions:
 
 @dataclass(frozen=True, slots=True)
 class GenerateOptions:
+    """``save_file``: where the session goes after the answer."""
+
     model: ModelOptions
     generation: GenerationOptions
     prompt: PromptOptions
     output: OutputOptions
+    save_file: Path | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,17 +214,24 @@ def _generate_options(args: argparse.Namespace) -> GenerateOptions:
         if args.raw and getattr(args, flag) != value:
             flag = f"--{flag.replace('_', '-')}"
             raise InvalidArgument(f"{flag} needs the chat template that --raw leaves out")
+    _refuse_beside_session(args)
     output = OutputOptions(args.json, args.stats, args.progress)
-    return GenerateOptions(_model_options(args), _generation_options(args), _prompt_options(args, args.raw), output)
+    return GenerateOptions(
+        _model_options(args), _generation_options(args), _prompt_options(args, args.raw), output, args.save_session
+    )
 
 
 def _chat_options(args: argparse.Namespace) -> ChatOptions:
+    _refuse_beside_session(args)
+    output = OutputOptions(False, args.stats, args.progress)
+    return ChatOptions(_model_options(args), _generation_options(args), _prompt_options(args, False), output)
+
+
+def _refuse_beside_session(args: argparse.Namespace) -> None:
     if args.session is not None and args.seed != RANDOM_SEED:
         raise InvalidArgument("--seed does not go with --session: the saved session has its own")
     if args.session is not None and args.system is not None:
         raise InvalidArgument("--system does not go with --session: the saved session has begun already")
-    output = OutputOptions(False, args.stats, args.progress)
-    return ChatOptions(_model_options(args), _generation_options(args), _prompt_options(args, False), output)
 
 
 def _inspect_options(args: argparse.Namespace) -> InspectOptions:
@@ -318,7 +328,7 @@ def _generation_options(args: argparse.Namespace) -> GenerationOptions:
             **{field: getattr(args, flag) for flag, field in SAMPLING_FIELDS.items()}, logit_bias=dict(args.logit_bias)
         ),
         dry_breakers=DEFAULT_DRY_BREAKERS if breakers is None else tuple(text for text in breakers if text != "none"),
-        session_file=getattr(args, "session", None),
+        session_file=args.session,
         drafting=drafting_options(args),
     )
 

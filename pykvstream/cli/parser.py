@@ -126,9 +126,10 @@ def _add_generation(parser: _Parser, *, is_chat: bool) -> None:
     add("-s", "--seed", type=integer(RANDOM_SEED, 2**64 - 1), default=RANDOM_SEED, metavar="N",
         help="seed of the choice; -1 (default): a random one, printed in the summary")  # fmt: skip
     add("--stop", action="append", default=[], metavar="TEXT", help="end an answer before this text; may be repeated")
-    if is_chat:
-        add("--session", type=Path, metavar="FILE", help="go on with the conversation that /save-session wrote")
-    else:
+    saver = "/save-session" if is_chat else "--save-session"
+    add("--session", type=Path, metavar="FILE", help=f"go on with the conversation that {saver} wrote")
+    if not is_chat:
+        add("--save-session", type=Path, metavar="FILE", help="write the conversation behind the answer, for --session")
         add("--ignore-eos", action="store_true", help="go on where the model would end")
 
 

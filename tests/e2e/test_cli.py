@@ -133,6 +133,9 @@ def test_json_is_one_object_whose_hash_no_arena_changes(run: Run, model: str, tm
         "prompt_tokens",
         "tokens",
         "text",
+        "reasoning",
+        "content",
+        "tool_calls",
         "stop_reason",
         "logits_sha256",
         "stats",
@@ -444,6 +447,41 @@ def test_chat_goes_on_with_a_saved_session_as_if_it_had_not_stopped(
     assert_one_line(run("chat", model, *flags, "--session", str(saved)), "session file", "offset")
     for own in (("-s", "4"), ("-sys", "be kind")):
         assert_one_line(run("chat", model, *flags, "--session", str(saved), *own), "--session", code=2)
+
+
+@pytest.mark.parametrize("raw", [(), ("--raw",)])
+def test_generate_goes_on_with_a_saved_session_in_another_arena(
+    run: Run, model: str, thinking: tuple[str, ...], tmp_path: Path, raw: tuple[str, ...]
+) -> None:
+    saved, other = str(tmp_path / "talk"), str(tmp_path / "other")
+    flags = (*QUICK, "-n", "9", "--json", "--ignore-eos", *(raw or thinking))
+    first = run("generate", model, *flags, "-s", "4", "-p", "first", "--save-session", saved)
+    Path(other).write_bytes(Path(saved).read_bytes())
+    answers = [
+        json.loads(run("generate", model, *flags, "-p", "second", "--session", name, "--save-session", name, *more).out)
+        for name, more in ((saved, ()), (other, ("--arena-mib", "4")))
+    ]
+    assert first.code == 0 and json.loads(first.out)["seed"] == answers[0]["seed"] == 4
+    for key in ("tokens", "text", "logits_sha256", "prompt_tokens"):
+        assert answers[0][key] == answers[1][key]
+    assert Path(saved).read_bytes() == Path(other).read_bytes()
+    alone = json.loads(run("generate", model, *flags, "-s", "4", "-p", "second").out)
+    assert alone["logits_sha256"] != answers[0]["logits_sha256"]
+    for own in (("-s", "4"),) if raw else (("-s", "4"), ("-sys", "be kind")):
+        assert_one_line(run("generate", model, *flags, "-p", "x", "--session", saved, *own), "--session", code=2)
+    refused = run("generate", model, *flags, "-s", "4", "-p", "x", "--save-session", str(tmp_path / "none" / "talk"))
+    assert refused.code == 1 and "session file" in refused.err and json.loads(refused.out)["tokens"]
+
+
+def test_generate_and_chat_say_the_same_behind_one_session(
+    run: Run, model: str, typed: Callable[[str], None], thinking: tuple[str, ...], tmp_path: Path
+) -> None:
+    saved = str(tmp_path / "talk")
+    flags = (*QUICK, "-n", "9", *NO_END, *thinking)
+    run("generate", model, *flags, "-s", "4", "-p", "first", "--save-session", saved)
+    said = json.loads(run("generate", model, *flags, "-p", "second", "--session", saved, "--json").out)
+    typed("second\n")
+    assert said["content"] in run("chat", model, *flags, "--session", saved, "--no-progress").out
 
 
 def test_a_context_of_0_is_the_models_own(run: Run, model: str, typed: Callable[[str], None]) -> None:
