@@ -1,0 +1,167 @@
+/* launch_attend.c: the kernels that write and read page records.
+ *
+ * Scratch of attention: parts of the group that has begun | parts of the result | slots, each [query]. A run of pages is cut into
+ * launches of as many slots as there is room for. A slot is a page where few blocks would be under way otherwise, else a group;
+ * either gives the same bits.
+ */
+#include "backends/cuda/launcher.h"
+#include "kernels/attend_params.h"
+
+#define PART_HEAD 4u
+#define MAX_HEAD_VALUES 256u
+#define HEAD_GRAIN 32u
+#define SLOTS_MOST 128u
+#define SLOT_BYTES (UINT64_C(4) << 20)
+#define THREADS 256u
+
+static uint64_t address_of(const kvs_operand *operand, const struct kvs_step *step)
+{
+    return (uint64_t)(uintptr_t)kvs_operand_data(operand, step);
+}
+
+static kvs_status check_head(kvs_cuda_launcher *launcher, const kvs_kv_layer *layer)
+{
+    const uint32_t k = layer->head_dim_k, v = layer->head_dim_v;
+    if (k % HEAD_GRAIN != 0 || k > MAX_HEAD_VALUES || v % HEAD_GRAIN != 0 || v > MAX_HEAD_VALUES) {
+        return kvs_fail(launcher->device, KVS_EUNSUPPORTED,
+                        "head sizes %u and %u: attention on CUDA needs multiples of %u up to %u", k, v, HEAD_GRAIN,
+                        MAX_HEAD_VALUES);
+    }
+    return KVS_OK;
+}
+
+static kvs_cuda_key record_key(const char *source, const char *kernel, const kvs_kv_layer *layer)
+{
+    return (kvs_cuda_key){.source = source,
+                          .kernel = kernel,
+                          .n_macros = 4,
+                          .macros = {{"KVS_TYPE_K", layer->type_k},
+                                     {"KVS_TYPE_V", layer->type_v},
+                                     {"KVS_DIM_K", (int32_t)layer->head_dim_k},
+                                     {"KVS_DIM_V", (int32_t)layer->head_dim_v}}};
+}
+
+/* Bytes of one slot for a pass of n_rows rows: a part for each query. */
+static uint64_t slot_bytes(const kvs_bound_op *op, uint32_t n_rows)
+{
+    return (uint64_t)n_rows * op->u[0] * (PART_HEAD + op->kv->head_dim_v) * sizeof(float);
+}
+
+/* At least one. What they take never falls as rows are added, so that the scratch of a larger pass serves a smaller one. */
+static uint64_t slots_of(const kvs_bound_op *op, uint32_t n_rows)
+{
+    const uint64_t fit = SLOT_BYTES / slot_bytes(op, n_rows);
+    return fit == 0 ? 1 : fit < SLOTS_MOST ? fit : SLOTS_MOST;
+}
+
+kvs_status kvs_cuda_scratch_attend(kvs_cuda_launcher *launcher, const kvs_bound_op *op, uint32_t max_rows, uint64_t *bytes)
+{
+    const kvs_status status = check_head(launcher, op->kv);
+    if (status != KVS_OK) {
+        return status;
+    }
+    const uint64_t slot = slot_bytes(op, max_rows == 0 ? 1 : max_rows), most = SLOTS_MOST * slot;
+    const uint64_t room = slot > SLOT_BYTES ? slot : SLOT_BYTES;
+    *bytes = 2 * slot + (most < room ? most : room);
+    return KVS_OK;
+}
+
+/* The wave from page 0 on tells its kernels that nothing has been folded yet. */
+kvs_status kvs_cuda_launch_attend_begin(kvs_cuda_launcher *launcher, const kvs_bound_op *op, const struct kvs_step *step)
+{
+    (void)launcher, (void)op, (void)step;
+    return KVS_OK;
+}
+
+static kvs_attend_params params_of(const kvs_bound_op *op, const struct kvs_step *step)
+{
+    const uint64_t scratch = (uint64_t)(uintptr_t)op->scratch, slot = slot_bytes(op, step->n_rows);
+    return (kvs_attend_params){.q = address_of(&op->in[0], step),
+                               .out = address_of(&op->out[0], step),
+                               .page_table = (uint64_t)(uintptr_t)step->page_tables[op->layer],
+                               .slots = scratch + 2 * slot,
+                               .groups = scratch,
+                               .results = scratch + slot,
+                               .first_token = step->first_token,
+                               .q_stride = op->in[0].cols,
+                               .out_stride = op->out[0].cols,
+                               .n_rows = step->n_rows,
+                               .n_query_heads = op->u[0],
+                               .n_kv_heads = op->kv->n_kv_heads,
+                               .scale = op->f[0]};
+}
+
+/* Pages from params->page_begin on that one launch takes, at most to `end`, in how many slots. */
+static uint32_t cut_launch(const kvs_cuda_launcher *launcher, const kvs_bound_op *op, uint32_t n_tiles, uint32_t end,
+                           kvs_attend_params *params)
+{
+    const uint32_t room = (uint32_t)slots_of(op, params->n_rows);
+    const uint32_t first_group = params->page_begin / KVS_CUDA_GROUP_PAGES;
+    const uint32_t n_groups = (uint32_t)kvs_div_up(end, KVS_CUDA_GROUP_PAGES) - first_group;
+    const uint32_t grouped_slots = n_groups < room ? n_groups : room;
+    params->is_grouped = (uint64_t)grouped_slots * n_tiles * params->n_kv_heads >= 2 * (uint64_t)launcher->n_sm;
+    if (params->is_grouped) {
+        const uint32_t stop = (first_group + grouped_slots) * KVS_CUDA_GROUP_PAGES;
+        params->page_end = stop < end ? stop : end;
+        return grouped_slots;
+    }
+    const uint32_t left = end - params->page_begin;
+    const uint32_t n_slots = left < room ? left : room;
+    params->page_end = params->page_begin + n_slots;
+    return n_slots;
+}
+
+kvs_status kvs_cuda_launch_attend_wave(kvs_cuda_launcher *launcher, const kvs_bound_op *op, const struct kvs_step *step,
+                                       uint64_t page_begin, uint64_t page_end)
+{
+    const kvs_cuda_key leaf = record_key("attend", "attend_leaf", op->kv);
+    const kvs_cuda_key fold = record_key("attend", "attend_fold", op->kv);
+    const uint64_t n_pages = (step->first_token + step->n_rows - 1) / KVS_PAGE_TOKENS + 1;
+    const uint64_t end = page_end < n_pages ? page_end : n_pages;
+    const uint32_t n_head_queries = step->n_rows * (op->u[0] / op->kv->n_kv_heads);
+    const uint32_t n_tiles = (uint32_t)kvs_div_up(n_head_queries, KVS_CUDA_TILE_QUERIES);
+    kvs_attend_params params = params_of(op, step);
+    for (uint64_t begin = page_begin; begin < end; begin = params.page_end) {
+        params.page_begin = (uint32_t)begin;
+        const uint32_t n_slots = cut_launch(launcher, op, n_tiles, (uint32_t)end, &params);
+        params.is_first = begin == 0;
+        params.is_last = params.page_end == n_pages;
+        kvs_status status =
+            kvs_cuda_launch(launcher, &leaf, (kvs_cuda_dim){n_tiles, op->kv->n_kv_heads, n_slots},
+                            (kvs_cuda_dim){THREADS, 1, 1}, 0, &params, sizeof params);
+        if (status == KVS_OK) {
+            status = kvs_cuda_launch(launcher, &fold, (kvs_cuda_dim){step->n_rows * op->u[0], 1, 1},
+                                     (kvs_cuda_dim){op->kv->head_dim_v, 1, 1}, 0, &params, sizeof params);
+        }
+        if (status != KVS_OK) {
+            return status;
+        }
+    }
+    return KVS_OK;
+}
+
+/* The wave with the last page has written the result. */
+kvs_status kvs_cuda_launch_attend_finish(kvs_cuda_launcher *launcher, const kvs_bound_op *op, const struct kvs_step *step)
+{
+    (void)launcher, (void)op, (void)step;
+    return KVS_OK;
+}
+
+kvs_status kvs_cuda_launch_kv_write(kvs_cuda_launcher *launcher, const kvs_bound_op *op, const struct kvs_step *step)
+{
+    const kvs_status status = check_head(launcher, op->kv);
+    if (status != KVS_OK) {
+        return status;
+    }
+    const kvs_cuda_key key = record_key("kv_write", "kv_write", op->kv);
+    const kvs_kv_write_params params = {.k = address_of(&op->in[0], step),
+                                        .v = address_of(&op->in[1], step),
+                                        .page_table = (uint64_t)(uintptr_t)step->page_tables[op->layer],
+                                        .first_token = step->first_token,
+                                        .k_stride = op->in[0].cols,
+                                        .v_stride = op->in[1].cols,
+                                        .n_rows = step->n_rows,
+                                        .n_kv_heads = op->kv->n_kv_heads};
+    return kvs_cuda_launch(launcher, &key, (kvs_cuda_dim){step->n_rows, op->kv->n_kv_heads, 1},
+                           (kvs_cuda_dim){THREADS, 1, 1}, 0, &params, sizeof params);
+}

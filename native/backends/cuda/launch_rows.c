@@ -1,0 +1,132 @@
+/* launch_rows.c: the kernels of operations on rows. Rows never touch each other. */
+#include "backends/cuda/launcher.h"
+#include "kernels/attend_params.h"
+
+#include <math.h>
+
+#define THREADS 256u
+#define WARP 32u
+#define TABLE_THREADS 64u
+#define HADAMARD_LEAST 32u
+#define HADAMARD_MOST 1024u
+/* Groups up to this size take a warp, larger ones a block. */
+#define WARP_GROUP 512u
+
+static uint64_t address_of(const kvs_operand *operand, const struct kvs_step *step)
+{
+    return (uint64_t)(uintptr_t)kvs_operand_data(operand, step);
+}
+
+static uint64_t weight_address(const kvs_bound_op *op, uint32_t i)
+{
+    return op->weights[i] == NULL ? 0 : op->weights[i]->address;
+}
+
+static kvs_status launch(kvs_cuda_launcher *launcher, const kvs_cuda_key *key, uint64_t x, uint64_t y, uint32_t threads,
+                         const void *params, size_t params_bytes)
+{
+    if (x > INT32_MAX || y > UINT16_MAX) {
+        return kvs_fail(launcher->device, KVS_EOVERFLOW, "%llu x %llu blocks of %s are too many", (kvs_ull)x, (kvs_ull)y,
+                        key->kernel);
+    }
+    return kvs_cuda_launch(launcher, key, (kvs_cuda_dim){(uint32_t)x, (uint32_t)y, 1}, (kvs_cuda_dim){threads, 1, 1}, 0,
+                           params, params_bytes);
+}
+
+kvs_status kvs_cuda_launch_norm(kvs_cuda_launcher *launcher, const kvs_bound_op *op, const struct kvs_step *step)
+{
+    const kvs_cuda_key key = {.source = "norm", .kernel = "rms_norm"};
+    const uint32_t cols = op->in[0].cols, group = op->u[0] == 0 ? cols : op->u[0];
+    const kvs_norm_params params = {.x = address_of(&op->in[0], step),
+                                    .out = address_of(&op->out[0], step),
+                                    .weight = weight_address(op, 0),
+                                    .n_groups = (uint64_t)kvs_operand_rows(&op->in[0], step) * (cols / group),
+                                    .group = group,
+                                    .team = group <= WARP_GROUP ? WARP : THREADS,
+                                    .eps = op->f[0]};
+    return launch(launcher, &key, kvs_div_up(params.n_groups, THREADS / params.team), 1, THREADS, &params, sizeof params);
+}
+
+kvs_status kvs_cuda_launch_hadamard(kvs_cuda_launcher *launcher, const kvs_bound_op *op, const struct kvs_step *step)
+{
+    const uint32_t block = op->u[0];
+    if (block < HADAMARD_LEAST || block > HADAMARD_MOST || (block & (block - 1)) != 0) {
+        return kvs_fail(launcher->device, KVS_EUNSUPPORTED, "rotation of %u values: CUDA has powers of two from %u to %u", block,
+                        HADAMARD_LEAST, HADAMARD_MOST);
+    }
+    const kvs_cuda_key key = {
+        .source = "hadamard", .kernel = "hadamard", .n_macros = 1, .macros = {{"KVS_BLOCK", (int32_t)block}}};
+    const uint64_t n_values = (uint64_t)kvs_operand_rows(&op->out[0], step) * op->out[0].cols;
+    const kvs_hadamard_params params = {.values = address_of(&op->out[0], step),
+                                        .n_blocks = n_values / block,
+                                        .scale = (float)(1.0 / sqrt((double)block))};
+    return launch(launcher, &key, kvs_div_up(params.n_blocks, THREADS / WARP), 1, THREADS, &params, sizeof params);
+}
+
+kvs_status kvs_cuda_launch_rope_table(kvs_cuda_launcher *launcher, const kvs_bound_op *op, const struct kvs_step *step)
+{
+    const kvs_cuda_key key = {.source = "rope_table", .kernel = "rope_table"};
+    const kvs_rope_table_params params = {.table = address_of(&op->out[0], step),
+                                          .positions = (uint64_t)(uintptr_t)step->positions,
+                                          .divisors = weight_address(op, 0),
+                                          .first_token = step->first_token,
+                                          .base = op->f64[0],
+                                          .factor = (double)op->f[0],
+                                          .n_rows = step->n_rows,
+                                          .n_rotary = op->u[0],
+                                          .n_axes = step->n_axes,
+                                          .section = {0, op->u[1], op->u[2]}};
+    return launch(launcher, &key, step->n_rows, kvs_div_up(op->u[0] / 2, TABLE_THREADS), TABLE_THREADS, &params,
+                  sizeof params);
+}
+
+kvs_status kvs_cuda_launch_rope(kvs_cuda_launcher *launcher, const kvs_bound_op *op, const struct kvs_step *step)
+{
+    const kvs_cuda_key key = {.source = "rope", .kernel = "rope"};
+    const kvs_rope_params params = {.values = address_of(&op->out[0], step),
+                                    .table = address_of(&op->in[0], step),
+                                    .n_rows = step->n_rows,
+                                    .n_heads = op->out[0].cols / op->u[0],
+                                    .head_values = op->u[0],
+                                    .n_rotary = op->u[1],
+                                    .is_halves = op->u[2] == 1};
+    const uint64_t n_pairs = (uint64_t)params.n_heads * (params.n_rotary / 2);
+    return launch(launcher, &key, step->n_rows, kvs_div_up(n_pairs, THREADS), THREADS, &params, sizeof params);
+}
+
+/* The value-by-value operations share their parameters. */
+static kvs_status launch_values(kvs_cuda_launcher *launcher, const kvs_cuda_key *key, const kvs_bound_op *op,
+                                const struct kvs_step *step, kvs_glu_params params)
+{
+    params.out = address_of(&op->out[0], step);
+    params.cols = op->out[0].cols;
+    params.n_values = (uint64_t)kvs_operand_rows(&op->out[0], step) * params.cols;
+    return launch(launcher, key, kvs_div_up(params.n_values, THREADS), 1, THREADS, &params, sizeof params);
+}
+
+kvs_status kvs_cuda_launch_glu(kvs_cuda_launcher *launcher, const kvs_bound_op *op, const struct kvs_step *step)
+{
+    const kvs_cuda_key key = {.source = "glu", .kernel = "glu"};
+    const kvs_glu_params params = {.gate = address_of(&op->in[0], step),
+                                   .up = address_of(&op->in[1], step),
+                                   .is_sigmoid = op->u[0] == 1,
+                                   .is_one_gate = op->in[0].cols == 1};
+    return launch_values(launcher, &key, op, step, params);
+}
+
+kvs_status kvs_cuda_launch_add(kvs_cuda_launcher *launcher, const kvs_bound_op *op, const struct kvs_step *step)
+{
+    const kvs_cuda_key key = {.source = "add", .kernel = "add"};
+    return launch_values(launcher, &key, op, step, (kvs_glu_params){.up = address_of(&op->in[0], step)});
+}
+
+kvs_status kvs_cuda_launch_gather(kvs_cuda_launcher *launcher, const kvs_bound_op *op, const struct kvs_step *step)
+{
+    const kvs_cuda_key key = {.source = "gather", .kernel = "gather"};
+    const kvs_gather_params params = {.in = address_of(&op->in[0], step),
+                                      .out = address_of(&op->out[0], step),
+                                      .rows = (uint64_t)(uintptr_t)step->out_rows,
+                                      .n_rows = step->n_out_rows,
+                                      .cols = op->in[0].cols};
+    return launch(launcher, &key, step->n_out_rows, kvs_div_up(params.cols, THREADS), THREADS, &params, sizeof params);
+}

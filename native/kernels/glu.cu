@@ -1,0 +1,16 @@
+/* glu.cu: out = act(gate) * up.
+ *
+ * Kernel: glu. Argument: kvs_glu_params. Architecture: sm_75. No macros. A thread a value: grid (values / 256, rounded up), block 256.
+ */
+#include "attend_params.h"
+#include "numeric.cuh"
+
+extern "C" __global__ void __launch_bounds__(256) glu(const kvs_glu_params p)
+{
+    const kvs_u64 i = (kvs_u64)blockIdx.x * 256 + threadIdx.x;
+    if (i >= p.n_values) {
+        return;
+    }
+    const float gate = ((const float *)p.gate)[p.is_one_gate ? i / p.cols : i], up = ((const float *)p.up)[i];
+    ((float *)p.out)[i] = (p.is_sigmoid ? kvs_sigmoid(gate) : kvs_silu(gate)) * up;
+}
