@@ -33,7 +33,6 @@ from pykvstream.gguf import GgmlType
 from pykvstream.runtime.layout import Placement
 from pykvstream.runtime.session import LogitsWanted, TokenSession
 from pykvstream.runtime.target import Phase
-from tests.examples import examples
 from tests.models import write_random_model
 from tests.rigs import HONEST, KV_TYPES, Rig, StreamForecast, open_rig, random_placement, tight_placement, tokens_of
 
@@ -261,7 +260,7 @@ def run_machine(folder: Path, n_examples: int, n_steps: int) -> None:
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=examples(n_examples),
+            max_examples=n_examples,
             stateful_step_count=n_steps,
             deadline=None,
             suppress_health_check=health,
