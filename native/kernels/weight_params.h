@@ -49,8 +49,8 @@ typedef struct kvs_matmul_params {
     kvs_matmul_part_params part[KVS_MATMUL_MAX_PARTS];
     unsigned int n_parts;
     unsigned int n_rows;
-    unsigned int n_groups;    /* as in kvs_act_params */
-    unsigned int n_units;     /* of a panel; the same for all types of one launch's parts only where their units are equal */
+    unsigned int n_groups;    /* as in kvs_act_params; of a panel: units cover them */
+    unsigned int reserved;
     unsigned int n_row_tiles; /* blocks along the rows */
     unsigned int epilogue;    /* kvs_epilogue_kind */
 } kvs_matmul_params;
@@ -61,9 +61,11 @@ typedef enum kvs_epilogue_kind {
     KVS_STORE_SWIGLU = 2
 } kvs_epilogue_kind;
 
-/* matmul_float.cu: float weights, [n][row_values] values of the type, rows padded with zeros. */
+/* matmul_float.cu: float weights, [n][row_values] values of the type, rows padded with zeros. Experts as in matmul.cu. */
 typedef struct kvs_matmul_float_params {
     kvs_address weights;
+    kvs_address tile_experts; /* or 0 */
+    kvs_address n_tiles_used;
     kvs_address x;           /* float32 rows */
     kvs_address out;
     kvs_address scales;      /* float32, or 0 */
@@ -76,17 +78,6 @@ typedef struct kvs_matmul_float_params {
     unsigned int n_rows;
     unsigned int epilogue;   /* KVS_STORE or KVS_STORE_ADD */
 } kvs_matmul_float_params;
-
-/* swiglu.cu: out = silu(gate) * up, rows of n values; the strides are those of out and of both others. */
-typedef struct kvs_swiglu_params {
-    kvs_address gate;
-    kvs_address up;
-    kvs_address out;
-    unsigned int n;
-    unsigned int in_stride;
-    unsigned int out_stride;
-    unsigned int n_rows;
-} kvs_swiglu_params;
 
 /* embed.cu: rows of a table in file layout, named by tokens. */
 typedef struct kvs_embed_params {
@@ -104,7 +95,8 @@ typedef struct kvs_embed_params {
 /* experts.cu. Slots: rows of chosen experts, those of one expert side by side, from a multiple of 8 on. */
 typedef struct kvs_experts_params {
     kvs_address router;       /* [n_rows][n_experts] float32 logits */
-    kvs_address choices;      /* [n_rows][n_chosen] unsigned int: expert, then its slot */
+    kvs_address choices;      /* [n_rows][n_chosen] unsigned int: experts by falling logit */
+    kvs_address slots;        /* [n_rows][n_chosen] unsigned int: where each one's result is */
     kvs_address weights;      /* [n_rows][n_chosen] float32 */
     kvs_address slot_rows;    /* [n_slots] */
     kvs_address tile_experts; /* [n_slots / 8] */
