@@ -1,0 +1,217 @@
+"""Attention-side kernels on made-up histories: page records, launches cut anywhere, and float64 references.
+
+Shapes: q [rows][query heads][head_dim_k], k and v [tokens][KV heads][head size], a record uint8 [KV heads][head bytes].
+Pages lie scattered in one buffer, in no order, with gaps; everything that nobody has written is 0xff.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pykvstream.gguf import GgmlType, decode, encode
+from tests.gpu.kernel_engine import Array, Engine, Parameters
+
+PAGE = 256
+PARAMS = Parameters("attend_params.h")
+GROUP = PARAMS.numbers["KVS_CUDA_GROUP_PAGES"]
+TILE = PARAMS.numbers["KVS_CUDA_TILE_QUERIES"]
+PART_HEAD = 4
+Floats = npt.NDArray[np.float32]
+Bytes = npt.NDArray[np.uint8]
+T = GgmlType
+KV_TYPES = (T.F32, T.F16, T.BF16, T.Q8_0, T.Q4_0, T.Q4_1, T.Q5_0, T.Q5_1, T.IQ4_NL)
+# Bytes of scales and high bits at the head of a file's block.
+SCALES = {T.Q8_0: (2, 0), T.Q4_0: (2, 0), T.IQ4_NL: (2, 0), T.Q4_1: (4, 0), T.Q5_0: (2, 4), T.Q5_1: (4, 4)}
+
+
+def planes_of(kind: GgmlType, values: Floats) -> list[Bytes]:
+    """Codes, high bits and scales of rows [n][head size], each [n][bytes]."""
+    coded = encode(kind, values)
+    if kind not in SCALES:
+        return [coded, coded[:, :0], coded[:, :0]]
+    scales, high = SCALES[kind]
+    blocks = coded.reshape(len(coded), -1, kind.block_bytes)
+    parts = (blocks[..., scales + high :], blocks[..., scales : scales + high], blocks[..., :scales])
+    return [np.ascontiguousarray(part).reshape(len(coded), -1) for part in parts]
+
+
+def plane_bytes(kind: GgmlType, head_dim: int) -> list[int]:
+    return [plane.shape[1] for plane in planes_of(kind, np.zeros((1, head_dim), np.float32))]
+
+
+@dataclass(frozen=True)
+class Layer:
+    type_k: GgmlType
+    type_v: GgmlType
+    dim_k: int = 64
+    dim_v: int = 64
+    n_kv_heads: int = 2
+    group: int = 1
+
+    @property
+    def n_heads(self) -> int:
+        return self.n_kv_heads * self.group
+
+    @property
+    def macros(self) -> dict[str, int]:
+        types = {"KVS_TYPE_K": self.type_k.id, "KVS_TYPE_V": self.type_v.id}
+        return types | {"KVS_DIM_K": self.dim_k, "KVS_DIM_V": self.dim_v}
+
+    @cached_property
+    def rows(self) -> list[int]:
+        """Bytes of a token's row in each of the six planes."""
+        return plane_bytes(self.type_k, self.dim_k) + plane_bytes(self.type_v, self.dim_v)
+
+    @property
+    def record_bytes(self) -> int:
+        return self.n_kv_heads * PAGE * sum(self.rows)
+
+    def write(self, record: Bytes, first_row: int, k: Floats, v: Floats) -> None:
+        """Rows [n][KV heads][head size] into a record, as the file formats encode them."""
+        heads = record.reshape(self.n_kv_heads, PAGE * sum(self.rows))
+        for head in range(self.n_kv_heads):
+            at = 0
+            coded = planes_of(self.type_k, k[:, head]) + planes_of(self.type_v, v[:, head])
+            for width, plane in zip(self.rows, coded, strict=True):
+                rows = heads[head, at : at + PAGE * width].reshape(PAGE, width)
+                rows[first_row : first_row + len(k)] = plane
+                at += PAGE * width
+
+
+def scattered(rng: np.random.Generator, n_pages: int, record_bytes: int) -> tuple[Bytes, list[int]]:
+    """A poisoned buffer, and the offset of each page in it."""
+    places = rng.permutation(2 * n_pages + 1)[:n_pages]
+    return np.full((2 * n_pages + 1) * record_bytes, 0xFF, np.uint8), [int(place) * record_bytes for place in places]
+
+
+@dataclass(frozen=True)
+class Case:
+    """Query rows at the end of a history that is on the engine. Row r is token first_token + r."""
+
+    engine: Engine
+    layer: Layer
+    q: Floats
+    k: Floats
+    v: Floats
+    table: int
+    scale: float
+
+    @property
+    def n_tokens(self) -> int:
+        return len(self.k)
+
+    @property
+    def n_rows(self) -> int:
+        return len(self.q)
+
+    @property
+    def n_pages(self) -> int:
+        return -(-self.n_tokens // PAGE)
+
+    def rows(self, begin: int, end: int) -> Case:
+        """A pass of some of the rows: later tokens stay in the pages, and nobody sees them."""
+        kept = self.n_tokens - self.n_rows + end
+        return replace(self, q=self.q[begin:end], k=self.k[:kept], v=self.v[:kept])
+
+
+def make_case(engine: Engine, layer: Layer, n_tokens: int, n_rows: int, seed: int = 0) -> Case:
+    rng = np.random.default_rng([seed, n_tokens, n_rows, layer.type_k.id, layer.type_v.id, layer.dim_k])
+    k = rng.standard_normal((n_tokens, layer.n_kv_heads, layer.dim_k)).astype(np.float32)
+    v = (rng.standard_normal((n_tokens, layer.n_kv_heads, layer.dim_v)) + 0.25).astype(np.float32)
+    q = rng.standard_normal((n_rows, layer.n_heads, layer.dim_k)).astype(np.float32)
+    memory, offsets = scattered(rng, -(-n_tokens // PAGE), layer.record_bytes)
+    for page, offset in enumerate(offsets):
+        tokens = slice(page * PAGE, (page + 1) * PAGE)
+        layer.write(memory[offset : offset + layer.record_bytes], 0, k[tokens], v[tokens])
+    base = engine.upload(memory)
+    table = engine.upload(np.array([base + offset for offset in offsets], np.uint64))
+    return Case(engine, layer, q, k, v, table, float(np.float32(1 / np.sqrt(layer.dim_k))))
+
+
+def poison(engine: Engine, n_floats: int) -> int:
+    return engine.upload(np.full(n_floats, 0xFFFFFFFF, np.uint32))
+
+
+@dataclass(frozen=True)
+class Run:
+    """Pages of one launch of both kernels, cut into slots of pages or of groups."""
+
+    begin: int
+    end: int
+    is_grouped: bool
+
+    @property
+    def n_slots(self) -> int:
+        return -(-self.end // GROUP) - self.begin // GROUP if self.is_grouped else self.end - self.begin
+
+
+def attend(case: Case, runs: Iterable[Run]) -> Floats:
+    """The kernels as the launcher calls them."""
+    engine, layer = case.engine, case.layer
+    runs = list(runs)
+    n_queries = case.n_rows * layer.n_heads
+    part = n_queries * (PART_HEAD + layer.dim_v)
+    out = poison(engine, n_queries * layer.dim_v)
+    fixed: dict[str, Any] = {
+        "q": engine.upload(case.q),
+        "out": out,
+        "page_table": case.table,
+        "slots": poison(engine, part * max(run.n_slots for run in runs)),
+        "groups": poison(engine, part),
+        "results": poison(engine, part),
+        "first_token": case.n_tokens - case.n_rows,
+        "q_stride": layer.n_heads * layer.dim_k,
+        "out_stride": layer.n_heads * layer.dim_v,
+        "n_rows": case.n_rows,
+        "n_query_heads": layer.n_heads,
+        "n_kv_heads": layer.n_kv_heads,
+        "scale": case.scale,
+    }
+    n_tiles = -(-case.n_rows * layer.group // TILE)
+    for run in runs:
+        params = PARAMS.make(
+            "kvs_attend_params",
+            page_begin=run.begin,
+            page_end=run.end,
+            is_grouped=run.is_grouped,
+            is_first=run.begin == 0,
+            is_last=run.end == case.n_pages,
+            **fixed,
+        )
+        engine.run("attend", "attend_leaf", layer.macros, (n_tiles, layer.n_kv_heads, run.n_slots), 256, params)
+        engine.run("attend", "attend_fold", layer.macros, (n_queries, 1, 1), layer.dim_v, params)
+    return engine.download(out, (case.n_rows, layer.n_heads, layer.dim_v), np.float32)
+
+
+def attend_at_once(case: Case) -> Floats:
+    return attend(case, [Run(0, case.n_pages, case.n_pages > GROUP)])
+
+
+def stored(kind: GgmlType, rows: Floats) -> npt.NDArray[np.float64]:
+    """Rows as the cache gives them back."""
+    flat = rows.reshape(-1, rows.shape[-1])
+    return decode(kind, encode(kind, flat)).astype(np.float64).reshape(rows.shape)
+
+
+def attend64(case: Case) -> npt.NDArray[np.float64]:
+    """Softmax attention of the stored rows in float64."""
+    layer = case.layer
+    k, v = stored(layer.type_k, case.k), stored(layer.type_v, case.v)
+    out = np.empty((case.n_rows, layer.n_heads, layer.dim_v))
+    for row in range(case.n_rows):
+        seen = case.n_tokens - case.n_rows + row + 1
+        for head in range(layer.n_heads):
+            scores = k[:seen, head // layer.group] @ case.q[row, head].astype(np.float64) * case.scale
+            weights = np.exp(scores - scores.max())
+            out[row, head] = weights @ v[:seen, head // layer.group] / weights.sum()
+    return out
+
+
+def same_bits(a: Array, b: Array) -> bool:
+    return a.shape == b.shape and bool(np.array_equal(a.view(np.uint32), b.view(np.uint32)))

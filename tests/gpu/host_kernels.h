@@ -1,0 +1,212 @@
+/* host_kernels.h: enough of a GPU to run a kernel's source on the host, block after block, for its arithmetic alone.
+ *
+ * A thread of a block is a coroutine. It runs until it waits for its block or warp, or ends; whoever arrives last lets the others go on.
+ */
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <ucontext.h>
+
+#define __global__
+#define __device__
+#define __shared__ static
+#define __launch_bounds__(...)
+
+struct dim3 {
+    unsigned x, y, z;
+};
+struct alignas(16) float4 {
+    float x, y, z, w;
+};
+struct alignas(8) float2 {
+    float x, y;
+};
+struct alignas(16) uint4 {
+    unsigned x, y, z, w;
+};
+struct alignas(8) uint2 {
+    unsigned x, y;
+};
+
+static dim3 threadIdx, blockIdx, gridDim, blockDim;
+
+namespace host
+{
+constexpr size_t STACK_BYTES = 64 << 10;
+
+struct meeting {
+    unsigned n_here, n_members, round;
+};
+
+struct thread {
+    ucontext_t context;
+    char *stack;
+    bool is_done;
+};
+
+static thread threads[1024];
+static ucontext_t scheduler;
+static unsigned current;
+static meeting block, warps[32];
+static uint64_t slots[1024];
+static void (*body)(const void *);
+static const void *argument;
+
+inline void end_round(meeting *m)
+{
+    if (m->n_members != 0 && m->n_here == m->n_members) {
+        m->n_here = 0;
+        m->round++;
+    }
+}
+
+inline void meet(meeting *m)
+{
+    const unsigned mine = current, round = m->round;
+    m->n_here++;
+    end_round(m);
+    while (m->round == round) {
+        swapcontext(&threads[mine].context, &scheduler);
+    }
+}
+
+inline void enter()
+{
+    body(argument);
+    threads[current].is_done = true;
+    block.n_members--;
+    warps[current / 32].n_members--;
+    end_round(&block);
+    end_round(&warps[current / 32]);
+}
+
+inline void run_block(unsigned n_threads)
+{
+    block = {0, n_threads, 0};
+    for (unsigned i = 0; i < n_threads; i++) {
+        thread *t = &threads[i];
+        if (i % 32 == 0) {
+            warps[i / 32] = {0, n_threads - i < 32 ? n_threads - i : 32, 0};
+        }
+        if (t->stack == nullptr) {
+            t->stack = (char *)malloc(STACK_BYTES);
+        }
+        getcontext(&t->context);
+        t->context.uc_stack.ss_sp = t->stack;
+        t->context.uc_stack.ss_size = STACK_BYTES;
+        t->context.uc_link = &scheduler;
+        t->is_done = false;
+        makecontext(&t->context, enter, 0);
+    }
+    while (block.n_members != 0) {
+        for (current = 0; current < n_threads; current++) {
+            if (!threads[current].is_done) {
+                threadIdx = {current, 0, 0};
+                swapcontext(&scheduler, &threads[current].context);
+            }
+        }
+    }
+}
+
+inline uint64_t exchange(uint64_t value, unsigned from_lane)
+{
+    meeting *warp = &warps[current / 32];
+    slots[current] = value;
+    meet(warp);
+    const uint64_t other = slots[current / 32 * 32 + from_lane];
+    meet(warp);
+    return other;
+}
+
+template <class T> T shuffle(T value, unsigned from_lane)
+{
+    uint64_t bits = 0;
+    memcpy(&bits, &value, sizeof value);
+    bits = exchange(bits, from_lane);
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+} // namespace host
+
+inline void __syncthreads()
+{
+    host::meet(&host::block);
+}
+
+template <class T> T __shfl_sync(unsigned, T value, unsigned lane)
+{
+    return host::shuffle(value, lane % 32);
+}
+
+template <class T> T __shfl_xor_sync(unsigned, T value, unsigned distance)
+{
+    return host::shuffle(value, host::current % 32 ^ distance);
+}
+
+inline unsigned __ballot_sync(unsigned, bool is_set)
+{
+    unsigned bits = 0;
+    for (unsigned lane = 0; lane < 32; lane++) {
+        bits |= (unsigned)host::shuffle(is_set, lane) << lane;
+    }
+    return bits;
+}
+
+template <class To, class From> To host_bits(From from)
+{
+    To to;
+    static_assert(sizeof to == sizeof from, "the same bits");
+    memcpy(&to, &from, sizeof to);
+    return to;
+}
+
+inline unsigned __float_as_uint(float value)
+{
+    return host_bits<unsigned>(value);
+}
+
+inline float __uint_as_float(unsigned bits)
+{
+    return host_bits<float>(bits);
+}
+
+inline long long __double_as_longlong(double value)
+{
+    return host_bits<long long>(value);
+}
+
+inline int __ffs(unsigned bits)
+{
+    return __builtin_ffs((int)bits);
+}
+
+inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector)
+{
+    const uint64_t bytes = (uint64_t)high << 32 | low;
+    unsigned result = 0;
+    for (unsigned i = 0; i < 4; i++) {
+        result |= (unsigned)(bytes >> 8 * (selector >> 4 * i & 7) & 0xff) << 8 * i;
+    }
+    return result;
+}
+
+template <class Params, void (*KERNEL)(Params)> void host_call(const void *params)
+{
+    KERNEL(*(const Params *)params);
+}
+
+inline void host_launch(void (*body)(const void *), const void *params, const unsigned *grid, unsigned n_threads)
+{
+    host::body = body;
+    host::argument = params;
+    gridDim = {grid[0], grid[1], grid[2]};
+    blockDim = {n_threads, 1, 1};
+    for (blockIdx.z = 0; blockIdx.z < grid[2]; blockIdx.z++) {
+        for (blockIdx.y = 0; blockIdx.y < grid[1]; blockIdx.y++) {
+            for (blockIdx.x = 0; blockIdx.x < grid[0]; blockIdx.x++) {
+                host::run_block(n_threads);
+            }
+        }
+    }
+}
