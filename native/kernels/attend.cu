@@ -434,6 +434,7 @@ extern "C" __global__ void __launch_bounds__(KVS_DIM_V) attend_fold(const kvs_at
         }
     }
     if (!p.is_last) {
+        __syncthreads(); /* all have read what one writes for all */
         store_part(group_part, &group);
         store_part(result_part, &result);
         return;

@@ -151,8 +151,26 @@ class Run:
         return -(-self.end // GROUP) - self.begin // GROUP if self.is_grouped else self.end - self.begin
 
 
-def attend(case: Case, runs: Iterable[Run]) -> Floats:
-    """The kernels as the launcher calls them."""
+@dataclass(frozen=True)
+class Launches:
+    """The kernels as the launcher calls them, ready to run again and again."""
+
+    case: Case
+    steps: list[tuple[Any, tuple[int, int, int]]]
+    out: int
+
+    def run(self) -> None:
+        layer, engine = self.case.layer, self.case.engine
+        for params, grid in self.steps:
+            engine.run("attend", "attend_leaf", layer.macros, grid, 256, params)
+            engine.run("attend", "attend_fold", layer.macros, (self.case.n_rows * layer.n_heads, 1, 1), layer.dim_v, params)
+
+    def result(self) -> Floats:
+        layer = self.case.layer
+        return self.case.engine.download(self.out, (self.case.n_rows, layer.n_heads, layer.dim_v), np.float32)
+
+
+def launches(case: Case, runs: Iterable[Run]) -> Launches:
     engine, layer = case.engine, case.layer
     runs = list(runs)
     n_queries = case.n_rows * layer.n_heads
@@ -174,6 +192,7 @@ def attend(case: Case, runs: Iterable[Run]) -> Floats:
         "scale": case.scale,
     }
     n_tiles = -(-case.n_rows * layer.group // TILE)
+    steps = []
     for run in runs:
         params = PARAMS.make(
             "kvs_attend_params",
@@ -184,9 +203,14 @@ def attend(case: Case, runs: Iterable[Run]) -> Floats:
             is_last=run.end == case.n_pages,
             **fixed,
         )
-        engine.run("attend", "attend_leaf", layer.macros, (n_tiles, layer.n_kv_heads, run.n_slots), 256, params)
-        engine.run("attend", "attend_fold", layer.macros, (n_queries, 1, 1), layer.dim_v, params)
-    return engine.download(out, (case.n_rows, layer.n_heads, layer.dim_v), np.float32)
+        steps.append((params, (n_tiles, layer.n_kv_heads, run.n_slots)))
+    return Launches(case, steps, out)
+
+
+def attend(case: Case, runs: Iterable[Run]) -> Floats:
+    made = launches(case, runs)
+    made.run()
+    return made.result()
 
 
 def attend_at_once(case: Case) -> Floats:

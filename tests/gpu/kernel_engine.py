@@ -11,7 +11,7 @@ import ctypes
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -169,6 +169,7 @@ class CudaEngine:
         self._arch = "sm_{}{}".format(*numbers)
         self._modules: dict[tuple[Any, ...], Any] = {}
         self._pointers: list[Any] = []
+        self._is_eager = True  # every launch is waited for, so that a fault names its kernel
 
     def _check(self, results: tuple[Any, ...]) -> Any:
         status, *values = results
@@ -204,7 +205,21 @@ class CudaEngine:
         arguments = (ctypes.c_void_p * 1)(ctypes.addressof(params))
         shape = (*grid, block, 1, 1, shared, self._driver.CUstream(0))
         self._check(self._driver.cuLaunchKernel(function, *shape, ctypes.addressof(arguments), 0))
-        self._check(self._driver.cuCtxSynchronize())
+        if self._is_eager:
+            self._check(self._driver.cuCtxSynchronize())
+
+    def seconds(self, run: Callable[[], None], n: int) -> float:
+        """Device seconds of one of n runs in a row, after one that is not counted."""
+        run()
+        start, end = (self._check(self._driver.cuEventCreate(0)) for _ in range(2))
+        self._is_eager = False
+        self._check(self._driver.cuEventRecord(start, self._driver.CUstream(0)))
+        for _ in range(n):
+            run()
+        self._check(self._driver.cuEventRecord(end, self._driver.CUstream(0)))
+        self._check(self._driver.cuEventSynchronize(end))
+        self._is_eager = True
+        return float(self._check(self._driver.cuEventElapsedTime(start, end))) / 1e3 / n
 
     def _module(self, source: str, macros: Macros) -> Any:
         key = (source, *sorted(macros.items()))
