@@ -2,9 +2,10 @@
 
     python tests/bench/decode_limits.py --bench-types build/native/tests/native/bench_types MODEL [MODEL ...]
 
-Per model: bytes and values of its weight matrices by type; per type the rate of dot products with panels that stay in
-the cache and the rate of plain reading, both measured here and now by the same number of threads. A type is bound by
-the slower of the two, and a model's limit is the sum over its types.
+Per model: bytes and values of its weight matrices by type, bytes of recurrent state; per type the rate of dot products
+with panels that stay in the cache. Plain reading of as many bytes takes turns with tokens. A type is bound by the slower of
+reading and dot products, the state by reading, and a model's limit is the sum; best times are set beside the best
+reading, medians beside the median.
 Units: tokens/s, G values/s, GB/s (1e9 bytes). Decode: single tokens behind 64.
 """
 
@@ -18,6 +19,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -27,23 +29,27 @@ from pykvstream.gguf import GgmlType, GgufFile
 from pykvstream.models import ModelConfig
 from pykvstream.models.tensors import check_tensors
 
-TOKENS = 120
+ROUNDS, READINGS, TOKENS = 12, 4, 6
+"""How often reading and tokens take turns, and how many of each are in one."""
 _LINE = re.compile(r"isa (\d+):  rows 1: cached +([\d.]+) G/s")
 
 
-def read_rate(n_bytes: int, n_threads: int) -> float:
-    """GB/s of reading as many bytes as the weights have, again and again, every thread its own part."""
-    parts = [np.ones(n_bytes // 8 // n_threads, np.uint64) for _ in range(n_threads)]
-    best = 0.0
-    for _ in range(12):
-        workers = [threading.Thread(target=part.max) for part in parts]
+class Reader:
+    """Reads as many bytes as a decode step moves, every thread its own part."""
+
+    def __init__(self, n_bytes: int, n_threads: int) -> None:
+        self._parts = [np.ones(n_bytes // 8 // n_threads, np.uint64) for _ in range(n_threads)]
+        self._n_bytes = n_bytes
+
+    def rate(self) -> float:
+        """GB/s of one time over."""
+        workers = [threading.Thread(target=part.max) for part in self._parts]
         begin = time.perf_counter()
         for worker in workers:
             worker.start()
         for worker in workers:
             worker.join()
-        best = max(best, n_bytes / (time.perf_counter() - begin) / 1e9)
-    return best
+        return self._n_bytes / (time.perf_counter() - begin) / 1e9
 
 
 def dot_rate(program: Path, kind: GgmlType, n_threads: int) -> float:
@@ -72,43 +78,67 @@ def matrices(path: Path) -> dict[GgmlType, tuple[int, int]]:
     return {kind: (values[kind], sizes[kind]) for kind in values}
 
 
-def decode_rate(path: Path, n_threads: int) -> tuple[float, float]:
-    """Tokens per second, one by one: of the shortest time, as the limits are best times, and of the median."""
+@dataclass(frozen=True)
+class Found:
+    """What was measured in turn: times of a token in seconds, rates of reading in GB/s."""
+
+    tokens: list[float]
+    rates: list[float]
+
+
+def measure(path: Path, n_bytes: int, n_threads: int) -> Found:
+    """Tokens one by one, and reading between them: both meet the machine as it is at that moment."""
     taken: list[float] = []
+    rates: list[float] = []
+    reader = Reader(n_bytes, n_threads)
     with Model.open(path, ctx_size=512, ubatch_size=64, threads=n_threads) as model, model.session() as session:
         session.forward([1] * 64)
-        for _ in range(TOKENS):
-            begin = time.perf_counter()
-            session.forward([1], phase=Phase.DECODE)
-            taken.append(time.perf_counter() - begin)
-    return 1 / min(taken), 1 / statistics.median(taken)
+        for _ in range(ROUNDS):
+            rates += [reader.rate() for _ in range(READINGS)]
+            for _ in range(TOKENS):
+                begin = time.perf_counter()
+                session.forward([1], phase=Phase.DECODE)
+                taken.append(time.perf_counter() - begin)
+    return Found(taken, rates)
+
+
+def state_bytes(path: Path) -> int:
+    """Bytes of recurrent state that a decode step reads and writes."""
+    with GgufFile.open(path) as file:
+        hybrid = ModelConfig.from_gguf(file).hybrid
+    if hybrid is None:
+        return 0
+    return 2 * len(hybrid.recurrent_layers) * hybrid.delta.state_bytes
 
 
 def main() -> int:
+    """Run from the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bench-types", type=Path, required=True)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("models", type=Path, nargs="+")
     options = parser.parse_args()
-    rates: dict[GgmlType, float] = {}
+    dots: dict[GgmlType, float] = {}
     for path in options.models:
         found = matrices(path)
         for kind in found:
-            if kind not in rates:
-                rates[kind] = dot_rate(options.bench_types, kind, options.threads)
-        memory = read_rate(sum(n_bytes for _, n_bytes in found.values()), options.threads)
-        seconds = 0.0
-        print(f"{path.name}: reading {memory:.1f} GB/s")
+            if kind not in dots:
+                dots[kind] = dot_rate(options.bench_types, kind, options.threads)
+        state = state_bytes(path)
+        measured = measure(path, sum(n_bytes for _, n_bytes in found.values()) + state, options.threads)
+        print(f"{path.name}: {state / 1e6:.1f} MB of recurrent state")
         for kind, (n_values, n_bytes) in found.items():
-            by_bytes, by_dots = n_bytes / memory / 1e9, n_values / rates[kind] / 1e9
-            seconds += max(by_bytes, by_dots)
-            bound = "bytes" if by_bytes > by_dots else "dot products"
             sizes = f"{n_values / 1e6:8.1f} M values {n_bytes / 1e6:8.1f} MB"
-            times = f"{by_bytes * 1e3:6.2f} ms by bytes, {by_dots * 1e3:6.2f} ms at {rates[kind]:.1f} G/s"
-            print(f"  {kind.name:8} {sizes}: {times}: {bound}")
-        best, median = decode_rate(path, options.threads)
-        print(f"  decode, tokens/s: {best:.1f} at best ({best * seconds:.0%}), {median:.1f} in the median"
-              f" ({median * seconds:.0%}), limit {1 / seconds:.1f}", flush=True)  # fmt: skip
+            print(f"  {kind.name:8} {sizes}, {dots[kind]:.1f} G/s of dot products")
+        for name, rate, taken in (
+            ("at best", max(measured.rates), min(measured.tokens)),
+            ("median", statistics.median(measured.rates), statistics.median(measured.tokens)),
+        ):
+            limit = state / rate / 1e9 + sum(
+                max(n_bytes / rate, n_values / dots[kind]) / 1e9 for kind, (n_values, n_bytes) in found.items()
+            )
+            reached = f"decode {1 / taken:.1f} ({limit / taken:.0%})"
+            print(f"  {name:8} reading {rate:.1f} GB/s: limit {1 / limit:.1f} tokens/s, {reached}", flush=True)
     return 0
 
 
