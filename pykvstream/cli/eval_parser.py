@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pykvstream.cli.groups import add_device, add_model
 from pykvstream.cli.options import DEFAULT_CACHE_TYPE, DEFAULT_UBATCH, PROGRAM
-from pykvstream.cli.values import contexts, integer, names, percent, percents, positive
+from pykvstream.cli.values import contexts, depths, integer, names, percent, percents, positive
 
 _PAIRS = "q8_0/q8_0,q8_0/q4_0,q4_0/q4_0,q5_1/q5_1,f16/f16,bf16/bf16"
 _REFERENCES = ("resident", "f32")
@@ -63,7 +63,8 @@ def _add_needle(parser: argparse.ArgumentParser) -> None:
     add("-ctv", "--cache-type-v", default=DEFAULT_CACHE_TYPE, metavar="TYPE",
         help="type of values (default %(default)s)")  # fmt: skip
     add("--ctx", "-c", type=contexts, default=(4096,), metavar="N,N", help="context lengths (default 4096)")
-    add("--depths", type=integer(1, 1000), default=10, metavar="N", help="depths of the fact (default %(default)s)")
+    add("--depths", type=depths, default=depths("10"), metavar="N|P,P",
+        help="depths of the fact: so many, evenly, or a list in percent: 0,50,90 or 50%% (default 10)")  # fmt: skip
     add("--repeat", type=integer(1, 1000), default=1, metavar="N",
         help="facts at each depth, one prompt each (default %(default)s)")  # fmt: skip
     add("--resident", type=percent, default=25.0, metavar="P",

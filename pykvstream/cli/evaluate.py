@@ -83,7 +83,7 @@ def _measure(options: EvalOptions) -> Iterator[Measure]:
                 _opening(options),
                 CachePair.parse(options.cache_types),
                 contexts=options.contexts,
-                n_depths=options.n_depths,
+                depths=options.depths,
                 n_repeats=options.n_repeats,
                 percent=options.percent,
                 only_nonresident=options.only_nonresident,

@@ -10,6 +10,7 @@ import argparse
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 
 from pykvstream.cli.drafting import DraftingOptions, drafting_options
@@ -190,7 +191,7 @@ class NeedleOptions:
     cache_types: str
     text_file: str | None
     contexts: tuple[int, ...]
-    n_depths: int
+    depths: tuple[Fraction, ...]
     n_repeats: int
     percent: float
     only_nonresident: bool
@@ -260,7 +261,7 @@ def _eval_options(args: argparse.Namespace) -> EvalOptions:
         cache_types=f"{args.cache_type_k}/{args.cache_type_v}",
         text_file=args.text,
         contexts=args.ctx,
-        n_depths=args.depths,
+        depths=args.depths,
         n_repeats=args.repeat,
         percent=args.resident,
         only_nonresident=args.only_nonresident,

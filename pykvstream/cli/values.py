@@ -10,6 +10,9 @@ import json
 import math
 import re
 from collections.abc import Callable, Sequence
+from fractions import Fraction
+
+from pykvstream.eval.facts import evenly
 
 _MOST_MIB = 2**40
 
@@ -71,6 +74,19 @@ def percent(text: str) -> float:
 
 def percents(text: str) -> tuple[float, ...]:
     return tuple(percent(part) for part in text.split(","))
+
+
+def depths(text: str) -> tuple[Fraction, ...]:
+    """A number of depths, or a list of them in percent."""
+    if "," not in text and "%" not in text:
+        return evenly(integer(1, 1000)(text))
+    found = []
+    for part in text.split(","):
+        value = real(part.strip().removesuffix("%"))
+        if not 0 <= value <= 100:
+            raise argparse.ArgumentTypeError(f"need a number of depths, or depths from 0 to 100 percent, got {text!r}")
+        found.append(Fraction(value) / 100)
+    return tuple(found)
 
 
 def names(known: Sequence[str] | None = None) -> Callable[[str], tuple[str, ...]]:

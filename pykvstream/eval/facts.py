@@ -1,11 +1,12 @@
 """What needles are made of: facts that nobody can guess, questions for them, and unrelated text around.
 
-Holds: ``FACTS``, ``name_of``, ``digits_of``, ``filler``. The demo hybrid has learned this wording.
+Holds: ``FACTS``, ``name_of``, ``digits_of``, ``filler``, ``evenly``. The demo hybrid has learned this wording.
 """
 
 from __future__ import annotations
 
 import random
+from fractions import Fraction
 
 FACTS = (
     (
@@ -71,3 +72,8 @@ def _sentence(rng: random.Random) -> str:
     if rng.random() < 0.5:
         return f"{when[0].upper()}{when[1:]}, {who} {did} {what}."
     return f"{who[0].upper()}{who[1:]} {did} {what} {when}."
+
+
+def evenly(n: int) -> tuple[Fraction, ...]:
+    """``n`` depths from the first place to the last; one alone is the first."""
+    return tuple(Fraction(i, max(n - 1, 1)) for i in range(n))

@@ -15,6 +15,7 @@ import random
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from fractions import Fraction
 from types import TracebackType
 from typing import Self
 
@@ -22,7 +23,7 @@ import numpy as np
 
 from pykvstream.engine import Model
 from pykvstream.errors import IntegrityError, InvalidArgument
-from pykvstream.eval.facts import FACTS, digits_of, filler, name_of
+from pykvstream.eval.facts import FACTS, digits_of, evenly, filler, name_of
 from pykvstream.eval.measure import Cell, Column, OnTokens, Row
 from pykvstream.eval.opening import CachePair, OpenedModel, Opening, require_streamed, share_pages
 from pykvstream.eval.state import text_digest
@@ -91,23 +92,26 @@ class Needles:
         pair: CachePair,
         *,
         contexts: Sequence[int],
-        n_depths: int = 10,
+        depths: Sequence[Fraction] = evenly(10),
         n_repeats: int = 1,
         percent: float = 100.0,
         only_nonresident: bool = False,
         text: str | None = None,
         seed: int = 1,
     ) -> None:
-        """``text`` is what lies around the facts, by default generated sentences. Raises ``InvalidArgument``."""
+        """``depths``: shares of the span in which facts lie, 0 its first place and 1 its last.
+
+        ``text`` is what lies around the facts, by default generated sentences. Raises ``InvalidArgument``.
+        """
         if only_nonresident and percent == 100:
             raise InvalidArgument("facts in pages that are not resident: with a resident share of 100 % there are none")
         for ctx in contexts:
             if percent < 100:
                 share_pages(ctx, opening.ubatch_size, percent)
         self._opening, self._pair, self._percent = opening, pair, percent
-        self._n_depths, self._only_nonresident, self._seed, self._text = n_depths, only_nonresident, seed, text
+        self._depths, self._only_nonresident, self._seed, self._text = depths, only_nonresident, seed, text
         self._cases = [
-            _Case(ctx, depth, repeat) for ctx in contexts for depth in range(n_depths) for repeat in range(n_repeats)
+            _Case(ctx, depth, repeat) for ctx in contexts for depth in range(len(depths)) for repeat in range(n_repeats)
         ]
         n_runs = 1 if percent == 100 else 2
         self.cells = [Cell(case.name, n_runs * case.ctx) for case in self._cases]
@@ -119,7 +123,7 @@ class Needles:
             "text": "" if text is None else text_digest(text),
             "cache": str(pair),
             "contexts": list(contexts),
-            "depths": n_depths,
+            "depths": [str(depth) for depth in depths],
             "repeats": n_repeats,
             "percent": percent,
             "only_nonresident": only_nonresident,
@@ -203,7 +207,7 @@ class Needles:
         last = room.stop - len(fact)
         if last < room.start:
             raise InvalidArgument(f"a context of {case.ctx} tokens has no room for a fact: take a longer one")
-        at = room.start + round((last - room.start) * case.depth / max(self._n_depths - 1, 1))
+        at = room.start + round((last - room.start) * self._depths[case.depth])
         ids = [*self._filler[:at], *fact, *self._filler[at : n_before - len(fact)], *question]
         return _Prompt(ids, n_head, n_answer, range(at, at + len(fact)), value)
 

@@ -3,9 +3,9 @@
     python tests/bench/decode_limits.py --bench-types build/native/tests/native/bench_types MODEL [MODEL ...]
 
 Per model: bytes and values of its weight matrices by type, bytes of recurrent state; per type the rate of dot products
-with panels that stay in the cache. Plain reading of as many bytes takes turns with tokens. A type is bound by the slower of
-reading and dot products, the state by reading, and a model's limit is the sum; best times are set beside the best
-reading, medians beside the median.
+with panels that stay in the cache. Plain reading of as many bytes takes turns with tokens. A type is bound by the
+slower of reading and dot products, the state by reading, and a model's limit is the sum; best times are set beside the
+best reading, medians beside the median.
 Units: tokens/s, G values/s, GB/s (1e9 bytes). Decode: single tokens behind 64.
 """
 

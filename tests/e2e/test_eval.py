@@ -154,6 +154,8 @@ def test_needles_without_a_streamed_run_are_scored_alone(run: Run) -> None:
     assert ran.code == 0
     assert [row["is_equal"] for row in ran.json["rows"]] == [None, None]
     assert ran.json["rows"][0]["depth_percent"] == 0
+    last = run("needle", "demo-hybrid", "--ctx", "512", "--depths", "100%", "--resident", "100", "--json").json["rows"]
+    assert [row["fact_pages"] for row in last] == [ran.json["rows"][1]["fact_pages"]]
 
 
 def test_a_run_that_was_interrupted_goes_on_and_ends_with_the_same_files(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -38,8 +39,18 @@ def test_kld_compares_six_pairs_at_four_shares_both_ways() -> None:
 def test_needle_asks_at_ten_depths_with_a_quarter_resident() -> None:
     options = options_of("needle", "demo")
     assert isinstance(options, NeedleOptions)
-    assert (options.n_depths, options.percent, options.n_repeats, options.seed) == (10, 25, 1, 1)
+    assert options.depths == tuple(Fraction(i, 9) for i in range(10))
+    assert (options.percent, options.n_repeats, options.seed) == (25, 1, 1)
     assert (options.only_nonresident, options.text_file, options.cache_types) == (False, None, "q8_0/q8_0")
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [("1", (0,)), ("3", (0, 0.5, 1)), ("0,25, 100", (0, 0.25, 1)), ("50%", (0.5,)), ("12.5%,75", (0.125, 0.75))],
+)
+def test_depths_are_a_number_or_a_list_in_percent(text: str, wanted: tuple[float, ...]) -> None:
+    options = options_of("needle", "demo", "--depths", text)
+    assert isinstance(options, NeedleOptions) and options.depths == wanted
 
 
 def test_the_command_line_is_kept_as_it_was_given() -> None:
@@ -65,6 +76,8 @@ def test_the_command_line_is_kept_as_it_was_given() -> None:
         (("kld", "demo", "--text", "t", "--ctx", "1k"), "integer"),
         (("kld", "demo", "--text", "t", "--plot"), "--output DIR"),
         (("needle", "demo", "--depths", "0"), "--depths"),
+        (("needle", "demo", "--depths", "0,101"), "0 to 100 percent"),
+        (("needle", "demo", "--depths", "10,"), "need a number"),
         (("needle", "demo", "--only-nonresident", "--resident", "100"), "below 100"),
     ],
 )
