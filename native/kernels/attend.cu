@@ -13,14 +13,9 @@
  *   nothing copies. Leaves fold in order into groups of KVS_CUDA_GROUP_PAGES by absolute page index, groups into the result.
  * Where pages lie, how a run is cut into waves and slots, and which rows share a tile only choose who computes what when.
  */
-#include "attend_params.h"
-#include "kv_types.cuh"
+#include "attend_parts.cuh"
 
-#define N_THREADS 256u
-#define N_WARPS (N_THREADS / 32u)
 #define TILE KVS_CUDA_TILE_QUERIES
-#define PART_HEAD 4u
-#define PART_FLOATS (PART_HEAD + KVS_DIM_V)
 #define OCTETS (KVS_DIM_V / 8u)                /* of a V row: as many lanes read it */
 #define ROWS_PER_WARP (32u / OCTETS)           /* V rows that a warp reads at once */
 #define TOKEN_SLOTS (N_WARPS * ROWS_PER_WARP)
@@ -28,54 +23,6 @@
 #define PAIR_ROUNDS ((PAIR_VALUES + N_THREADS - 1u) / N_THREADS)
 
 static_assert(TILE == N_WARPS, "a warp weighs the tokens of one query");
-
-typedef kvs_kv_side<KVS_TYPE_K, KVS_DIM_K> k_side;
-typedef kvs_kv_side<KVS_TYPE_V, KVS_DIM_V> v_side;
-typedef kvs_kv_traits<KVS_TYPE_K> k_traits;
-typedef kvs_kv_traits<KVS_TYPE_V> v_traits;
-
-enum fold_kind { FOLD_NOTHING = 0, FOLD_COPY = 1, FOLD_BOTH = 2 };
-
-/* The running part of one query, without its weighted sums. */
-struct running {
-    float m;
-    float s;
-};
-
-/* How the weighted sums of a later part join those of an earlier one. */
-struct fold_factors {
-    fold_kind kind;
-    float keep;
-    float add;
-};
-
-__device__ inline fold_factors fold_into(running *into, float m, float s)
-{
-    fold_factors factors = {FOLD_NOTHING, 1.0f, 0.0f};
-    if (s == 0.0f) {
-        return factors;
-    }
-    if (into->s == 0.0f) {
-        factors.kind = FOLD_COPY;
-        into->m = m;
-        into->s = s;
-        return factors;
-    }
-    const float larger = m > into->m ? m : into->m;
-    factors.kind = FOLD_BOTH;
-    factors.keep = kvs_exp(into->m - larger);
-    factors.add = kvs_exp(m - larger);
-    into->m = larger;
-    into->s = fmaf(s, factors.add, into->s * factors.keep);
-    return factors;
-}
-
-__device__ inline float fold_value(const fold_factors *factors, float into, float part)
-{
-    return factors->kind == FOLD_NOTHING ? into
-           : factors->kind == FOLD_COPY  ? part
-                                         : fmaf(part, factors->add, into * factors->keep);
-}
 
 struct shared_state {
     float q[TILE][KVS_DIM_K];
@@ -86,40 +33,11 @@ struct shared_state {
     kvs_u32 n_visible[TILE];
 };
 
-/* Queries of this block. */
-struct tile_view {
-    kvs_u32 first;   /* among those of the KV head */
-    kvs_u32 n;
-    kvs_u32 group;   /* query heads per KV head */
-    kvs_u32 kv_head;
-};
-
-__device__ inline tile_view tile_of(const kvs_attend_params *p)
-{
-    tile_view tile;
-    tile.group = p->n_query_heads / p->n_kv_heads;
-    tile.kv_head = blockIdx.y;
-    tile.first = blockIdx.x * TILE;
-    const kvs_u32 left = p->n_rows * tile.group - tile.first;
-    tile.n = left < TILE ? left : TILE;
-    return tile;
-}
-
-/* Tokens of a page that a query of the tile sees. */
-__device__ inline kvs_u32 visible_tokens(const kvs_attend_params *p, const tile_view *tile, kvs_u32 query, kvs_u32 page)
-{
-    const kvs_u64 seen = p->first_token + (tile->first + query) / tile->group + 1;
-    const kvs_u64 before = (kvs_u64)page * KVS_PAGE_TOKENS;
-    return seen <= before ? 0u : seen - before < KVS_PAGE_TOKENS ? (kvs_u32)(seen - before) : KVS_PAGE_TOKENS;
-}
-
 __device__ inline void load_queries(const kvs_attend_params *p, const tile_view *tile, shared_state *s)
 {
-    const float *q = (const float *)p->q;
     for (kvs_u32 i = threadIdx.x; i < TILE * KVS_DIM_K; i += N_THREADS) {
-        const kvs_u32 query = i / KVS_DIM_K, d = i % KVS_DIM_K, number = tile->first + query;
-        const kvs_u32 row = number / tile->group, head = tile->kv_head * tile->group + number % tile->group;
-        s->q[query][d] = query < tile->n ? q[(kvs_u64)row * p->q_stride + head * KVS_DIM_K + d] : 0.0f;
+        const kvs_u32 query = i / KVS_DIM_K, d = i % KVS_DIM_K;
+        s->q[query][d] = query < tile->n ? query_values(p, tile, query)[d] : 0.0f;
     }
     __syncthreads();
     if (k_traits::has_minimum && threadIdx.x < TILE * k_side::n_blocks) {
@@ -285,20 +203,14 @@ __device__ inline void fold_page(const tile_view *tile, float (*sums)[8], shared
     }
 }
 
-/* Number of a query of the tile among all of the pass. */
-__device__ inline kvs_u64 query_number(const kvs_attend_params *p, const tile_view *tile, kvs_u32 query)
-{
-    return (kvs_u64)tile->kv_head * p->n_rows * tile->group + tile->first + query;
-}
-
-/* Between a region of parts and the running state of the tile; `parts` is the region's first part. */
+/* Between a region of parts and the running state of the tile. */
 template <bool IS_STORE>
-__device__ inline void move_running(const kvs_attend_params *p, const tile_view *tile, float *parts, running *mine,
+__device__ inline void move_running(const kvs_attend_params *p, const tile_view *tile, float *region, running *mine,
                                     running_sums *sums)
 {
     const kvs_u32 query = threadIdx.x / 32;
     if (query < tile->n) {
-        float *head = parts + query_number(p, tile, query) * PART_FLOATS;
+        float *head = part_of(p, tile, query, region);
         if (!IS_STORE) {
             mine->m = head[0];
             mine->s = head[1];
@@ -314,7 +226,7 @@ __device__ inline void move_running(const kvs_attend_params *p, const tile_view 
             const kvs_u32 element = threadIdx.x + round * N_THREADS;
             const kvs_u32 of = 2 * pair + element / KVS_DIM_V;
             if (element < PAIR_VALUES && of < tile->n) {
-                float *at = parts + query_number(p, tile, of) * PART_FLOATS + PART_HEAD + element % KVS_DIM_V;
+                float *at = part_of(p, tile, of, region) + PART_HEAD + element % KVS_DIM_V;
                 if (IS_STORE) {
                     *at = sums->of[pair][round];
                 } else {
@@ -332,8 +244,7 @@ __device__ inline void attend_page(const kvs_attend_params *p, const tile_view *
     if (n_tokens == 0) {
         return;
     }
-    const kvs_u8 *head = (const kvs_u8 *)((const kvs_u64 *)p->page_table)[page] +
-                         (kvs_u64)tile->kv_head * (k_side::bytes + v_side::bytes);
+    const kvs_u8 *head = head_of_page(p, tile, page);
     if (threadIdx.x < n_tokens) {
         score_token(p, tile, head, s);
     }
@@ -354,95 +265,25 @@ __device__ inline void attend_page(const kvs_attend_params *p, const tile_view *
 extern "C" __global__ void __launch_bounds__(N_THREADS, 2) attend_leaf(const kvs_attend_params p)
 {
     __shared__ shared_state s;
-    const tile_view tile = tile_of(&p);
-    kvs_u32 begin = p.page_begin + blockIdx.z, end = begin + 1;
+    const tile_view tile = tile_of(&p, TILE);
+    const page_run pages = pages_of_slot(&p, blockIdx.z);
     running mine = {0.0f, 0.0f};
     running_sums so_far = {};
-    if (p.is_grouped) {
-        const kvs_u32 first = (p.page_begin / KVS_CUDA_GROUP_PAGES + blockIdx.z) * KVS_CUDA_GROUP_PAGES;
-        begin = first < p.page_begin ? p.page_begin : first;
-        end = first + KVS_CUDA_GROUP_PAGES < p.page_end ? first + KVS_CUDA_GROUP_PAGES : p.page_end;
-        if (begin != first) {
-            move_running<false>(&p, &tile, (float *)p.groups, &mine, &so_far);
-        }
+    if (pages.is_continued) {
+        move_running<false>(&p, &tile, (float *)p.groups, &mine, &so_far);
     }
     load_queries(&p, &tile, &s);
-    for (kvs_u32 page = begin; page < end; page++) {
+    for (kvs_u32 page = pages.begin; page < pages.end; page++) {
         attend_page(&p, &tile, page, &s, &mine, &so_far);
     }
-    const kvs_u64 n_queries = (kvs_u64)p.n_query_heads * p.n_rows;
-    move_running<true>(&p, &tile, (float *)p.slots + blockIdx.z * n_queries * PART_FLOATS, &mine, &so_far);
+    move_running<true>(&p, &tile, region_of_slot(&p, blockIdx.z), &mine, &so_far);
 }
 
-/* One weighted sum a thread; every thread folds the query's maximum and sum for itself. */
-struct folding {
-    running head;
-    float value;
-};
-
-__device__ inline folding load_part(const float *part)
-{
-    folding loaded = {{part[0], part[1]}, part[PART_HEAD + threadIdx.x]};
-    return loaded;
-}
-
-__device__ inline void store_part(float *part, const folding *folded)
-{
-    if (threadIdx.x == 0) {
-        part[0] = folded->head.m;
-        part[1] = folded->head.s;
-    }
-    part[PART_HEAD + threadIdx.x] = folded->value;
-}
-
-__device__ inline void fold_part(folding *into, const folding *part)
-{
-    const fold_factors factors = fold_into(&into->head, part->head.m, part->head.s);
-    into->value = fold_value(&factors, into->value, part->value);
-}
-
-/* The value that an element of a part is: see running_sums. */
+/* See running_sums. */
 __device__ inline kvs_u32 value_of_element(kvs_u32 element)
 {
     const kvs_u32 octet = element % OCTETS, j = element / OCTETS;
     return octet / 4 * 32 + octet % 4 * 4 + j % 4 + (j < 4 ? 0 : 16);
 }
 
-extern "C" __global__ void __launch_bounds__(KVS_DIM_V) attend_fold(const kvs_attend_params p)
-{
-    const kvs_u64 n_queries = (kvs_u64)p.n_query_heads * p.n_rows, query = blockIdx.x;
-    float *group_part = (float *)p.groups + query * PART_FLOATS, *result_part = (float *)p.results + query * PART_FLOATS;
-    folding group = {{0.0f, 0.0f}, 0.0f}, result = {{0.0f, 0.0f}, 0.0f};
-    if (!p.is_first) {
-        group = load_part(group_part);
-        result = load_part(result_part);
-    }
-    const kvs_u32 stride = p.is_grouped ? KVS_CUDA_GROUP_PAGES : 1u;
-    const float *slot = (const float *)p.slots + query * PART_FLOATS;
-    for (kvs_u32 page = p.page_begin / stride * stride; page < p.page_end; page += stride) {
-        const folding part = load_part(slot);
-        slot += n_queries * PART_FLOATS;
-        if (p.is_grouped) {
-            group = part; /* it began with what the group held */
-        } else {
-            fold_part(&group, &part);
-        }
-        const kvs_u32 next = page + stride;
-        if (next % KVS_CUDA_GROUP_PAGES == 0 && next <= p.page_end) {
-            fold_part(&result, &group);
-            group.head.s = 0.0f;
-        }
-    }
-    if (!p.is_last) {
-        __syncthreads(); /* all have read what one writes for all */
-        store_part(group_part, &group);
-        store_part(result_part, &result);
-        return;
-    }
-    fold_part(&result, &group);
-    const kvs_u32 heads = p.n_query_heads / p.n_kv_heads, per_head = p.n_rows * heads;
-    const kvs_u32 kv_head = (kvs_u32)(query / per_head), rest = (kvs_u32)(query % per_head);
-    const float value = result.value * (1.0f / result.head.s);
-    float *out = (float *)p.out + (kvs_u64)(rest / heads) * p.out_stride + (kv_head * heads + rest % heads) * KVS_DIM_V;
-    out[value_of_element(threadIdx.x)] = value != value ? __uint_as_float(KVS_NAN_BITS) : value;
-}
+#include "attend_fold.cuh"

@@ -1,0 +1,76 @@
+/* attend_fold.cuh: the second kernel of attention: slots in order into groups, groups into the result, the result out.
+ *
+ * Kernel: attend_fold. Grid (queries of all heads), block KVS_DIM_V: a weighted sum a thread; every thread folds the query's maximum and
+ * sum for itself. The file that includes this says by value_of_element which value an element of a part is.
+ */
+#ifndef KVS_KERNELS_ATTEND_FOLD_CUH
+#define KVS_KERNELS_ATTEND_FOLD_CUH
+
+#include "attend_parts.cuh"
+
+struct folding {
+    running head;
+    float value;
+};
+
+__device__ inline folding load_part(const float *part)
+{
+    folding loaded = {{part[0], part[1]}, part[PART_HEAD + threadIdx.x]};
+    return loaded;
+}
+
+__device__ inline void store_part(float *part, const folding *folded)
+{
+    if (threadIdx.x == 0) {
+        part[0] = folded->head.m;
+        part[1] = folded->head.s;
+    }
+    part[PART_HEAD + threadIdx.x] = folded->value;
+}
+
+__device__ inline void fold_part(folding *into, const folding *part)
+{
+    const fold_factors factors = fold_into(&into->head, part->head.m, part->head.s);
+    into->value = fold_value(&factors, into->value, part->value);
+}
+
+extern "C" __global__ void __launch_bounds__(KVS_DIM_V) attend_fold(const kvs_attend_params p)
+{
+    const kvs_u64 n_queries = (kvs_u64)p.n_query_heads * p.n_rows, query = blockIdx.x;
+    float *group_part = (float *)p.groups + query * PART_FLOATS, *result_part = (float *)p.results + query * PART_FLOATS;
+    folding group = {{0.0f, 0.0f}, 0.0f}, result = {{0.0f, 0.0f}, 0.0f};
+    if (!p.is_first) {
+        group = load_part(group_part);
+        result = load_part(result_part);
+    }
+    const kvs_u32 stride = p.is_grouped ? KVS_CUDA_GROUP_PAGES : 1u;
+    const float *slot = (const float *)p.slots + query * PART_FLOATS;
+    for (kvs_u32 page = p.page_begin / stride * stride; page < p.page_end; page += stride) {
+        const folding part = load_part(slot);
+        slot += n_queries * PART_FLOATS;
+        if (p.is_grouped) {
+            group = part; /* it began with what the group held */
+        } else {
+            fold_part(&group, &part);
+        }
+        const kvs_u32 next = page + stride;
+        if (next % KVS_CUDA_GROUP_PAGES == 0 && next <= p.page_end) {
+            fold_part(&result, &group);
+            group.head.s = 0.0f;
+        }
+    }
+    if (!p.is_last) {
+        __syncthreads(); /* all have read what one writes for all */
+        store_part(group_part, &group);
+        store_part(result_part, &result);
+        return;
+    }
+    fold_part(&result, &group);
+    const kvs_u32 heads = p.n_query_heads / p.n_kv_heads, per_head = p.n_rows * heads;
+    const kvs_u32 kv_head = (kvs_u32)(query / per_head), rest = (kvs_u32)(query % per_head);
+    const float value = result.value * (1.0f / result.head.s);
+    float *out = (float *)p.out + (kvs_u64)(rest / heads) * p.out_stride + (kv_head * heads + rest % heads) * KVS_DIM_V;
+    out[value_of_element(threadIdx.x)] = value != value ? __uint_as_float(KVS_NAN_BITS) : value;
+}
+
+#endif

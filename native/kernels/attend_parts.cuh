@@ -1,0 +1,136 @@
+/* attend_parts.cuh: what a softmax over some tokens has come to, how two such parts fold, and which queries a block has.
+ *
+ * A part is a maximum m, a sum s of exp(score - m), and weighted sums of V. Its sum is 0 exactly where it is empty.
+ */
+#ifndef KVS_KERNELS_ATTEND_PARTS_CUH
+#define KVS_KERNELS_ATTEND_PARTS_CUH
+
+#include "attend_params.h"
+#include "kv_types.cuh"
+
+#define N_THREADS 256u
+#define N_WARPS (N_THREADS / 32u)
+#define PART_HEAD 4u
+#define PART_FLOATS (PART_HEAD + KVS_DIM_V)
+
+typedef kvs_kv_side<KVS_TYPE_K, KVS_DIM_K> k_side;
+typedef kvs_kv_side<KVS_TYPE_V, KVS_DIM_V> v_side;
+typedef kvs_kv_traits<KVS_TYPE_K> k_traits;
+typedef kvs_kv_traits<KVS_TYPE_V> v_traits;
+
+enum fold_kind { FOLD_NOTHING = 0, FOLD_COPY = 1, FOLD_BOTH = 2 };
+
+/* The running part of one query, without its weighted sums. */
+struct running {
+    float m;
+    float s;
+};
+
+/* How the weighted sums of a later part join those of an earlier one. */
+struct fold_factors {
+    fold_kind kind;
+    float keep;
+    float add;
+};
+
+__device__ inline fold_factors fold_into(running *into, float m, float s)
+{
+    fold_factors factors = {FOLD_NOTHING, 1.0f, 0.0f};
+    if (s == 0.0f) {
+        return factors;
+    }
+    if (into->s == 0.0f) {
+        factors.kind = FOLD_COPY;
+        into->m = m;
+        into->s = s;
+        return factors;
+    }
+    const float larger = m > into->m ? m : into->m;
+    factors.kind = FOLD_BOTH;
+    factors.keep = kvs_exp(into->m - larger);
+    factors.add = kvs_exp(m - larger);
+    into->m = larger;
+    into->s = fmaf(s, factors.add, into->s * factors.keep);
+    return factors;
+}
+
+__device__ inline float fold_value(const fold_factors *factors, float into, float part)
+{
+    return factors->kind == FOLD_NOTHING ? into
+           : factors->kind == FOLD_COPY  ? part
+                                         : fmaf(part, factors->add, into * factors->keep);
+}
+
+/* Queries of a block. */
+struct tile_view {
+    kvs_u32 first;   /* among those of the KV head */
+    kvs_u32 n;
+    kvs_u32 group;   /* query heads per KV head */
+    kvs_u32 kv_head;
+};
+
+__device__ inline tile_view tile_of(const kvs_attend_params *p, kvs_u32 most)
+{
+    tile_view tile;
+    tile.group = p->n_query_heads / p->n_kv_heads;
+    tile.kv_head = blockIdx.y;
+    tile.first = blockIdx.x * most;
+    const kvs_u32 left = p->n_rows * tile.group - tile.first;
+    tile.n = left < most ? left : most;
+    return tile;
+}
+
+/* Tokens of a page that a query of the tile sees. */
+__device__ inline kvs_u32 visible_tokens(const kvs_attend_params *p, const tile_view *tile, kvs_u32 query, kvs_u32 page)
+{
+    const kvs_u64 seen = p->first_token + (tile->first + query) / tile->group + 1;
+    const kvs_u64 before = (kvs_u64)page * KVS_PAGE_TOKENS;
+    return seen <= before ? 0u : seen - before < KVS_PAGE_TOKENS ? (kvs_u32)(seen - before) : KVS_PAGE_TOKENS;
+}
+
+/* Where a query's values begin. */
+__device__ inline const float *query_values(const kvs_attend_params *p, const tile_view *tile, kvs_u32 query)
+{
+    const kvs_u32 number = tile->first + query;
+    return (const float *)p->q + (kvs_u64)(number / tile->group) * p->q_stride +
+           (tile->kv_head * tile->group + number % tile->group) * KVS_DIM_K;
+}
+
+/* A query's part in a region of parts. */
+__device__ inline float *part_of(const kvs_attend_params *p, const tile_view *tile, kvs_u32 query, float *region)
+{
+    return region + ((kvs_u64)tile->kv_head * p->n_rows * tile->group + tile->first + query) * PART_FLOATS;
+}
+
+/* The head of a KV head's page. */
+__device__ inline const kvs_u8 *head_of_page(const kvs_attend_params *p, const tile_view *tile, kvs_u32 page)
+{
+    return (const kvs_u8 *)((const kvs_u64 *)p->page_table)[page] +
+           (kvs_u64)tile->kv_head * (k_side::bytes + v_side::bytes);
+}
+
+/* Pages of the block's slot. */
+struct page_run {
+    kvs_u32 begin;
+    kvs_u32 end;
+    bool is_continued; /* the group has begun before `begin` */
+};
+
+__device__ inline page_run pages_of_slot(const kvs_attend_params *p, kvs_u32 slot)
+{
+    page_run run = {p->page_begin + slot, p->page_begin + slot + 1, false};
+    if (p->is_grouped) {
+        const kvs_u32 first = (p->page_begin / KVS_CUDA_GROUP_PAGES + slot) * KVS_CUDA_GROUP_PAGES;
+        run.begin = first < p->page_begin ? p->page_begin : first;
+        run.end = first + KVS_CUDA_GROUP_PAGES < p->page_end ? first + KVS_CUDA_GROUP_PAGES : p->page_end;
+        run.is_continued = run.begin != first;
+    }
+    return run;
+}
+
+__device__ inline float *region_of_slot(const kvs_attend_params *p, kvs_u32 slot)
+{
+    return (float *)p->slots + (kvs_u64)slot * p->n_query_heads * p->n_rows * PART_FLOATS;
+}
+
+#endif
