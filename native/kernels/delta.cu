@@ -194,7 +194,7 @@ static __device__ __forceinline__ void step(const stretch_t &stretch, unsigned i
     }
 }
 
-static __device__ float *matrix_row(const params_t &p, kvs_address matrices, unsigned int r)
+static __device__ float *matrix_row(const params_t &p, kvs_u64 matrices, unsigned int r)
 {
     const unsigned int row = blockIdx.y * BLOCK_ROWS + threadIdx.x / 32 * WARP_ROWS + r;
     return (float *)matrices + ((unsigned long long)blockIdx.x * KVS_DIM + row) * KVS_DIM;

@@ -25,7 +25,9 @@ typedef float sums_t[KVS_TILES][4];
 /* c += a b: c has rows lane / 4 and lane / 4 + 8, columns 2 (lane % 4) and the next. */
 static __device__ __forceinline__ void product_32(int (&c)[4], const unsigned int (&a)[4], uint2 b)
 {
-#if __CUDA_ARCH__ >= 800
+#ifndef __CUDACC__
+    host_product(c, a, &b.x, 2);
+#elif __CUDA_ARCH__ >= 800
     asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
         : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.x), "r"(b.y));
@@ -41,7 +43,10 @@ static __device__ __forceinline__ void product_32(int (&c)[4], const unsigned in
 
 static __device__ __forceinline__ void product_16(int (&c)[4], unsigned int low_rows, unsigned int high_rows, unsigned int b)
 {
-#if __CUDA_ARCH__ >= 800
+#ifndef __CUDACC__
+    const unsigned int a[2] = {low_rows, high_rows};
+    host_product(c, a, &b, 1);
+#elif __CUDA_ARCH__ >= 800
     asm("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
         : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
         : "r"(low_rows), "r"(high_rows), "r"(b));

@@ -24,6 +24,8 @@
 
 #ifdef __CUDACC__
 #define KVS_FORM __device__ constexpr inline
+#elif defined(__cplusplus)
+#define KVS_FORM constexpr inline
 #else
 #define KVS_FORM static inline
 #endif

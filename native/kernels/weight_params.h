@@ -7,18 +7,16 @@
 #ifndef KVS_NATIVE_KERNELS_WEIGHT_PARAMS_H
 #define KVS_NATIVE_KERNELS_WEIGHT_PARAMS_H
 
-typedef unsigned long long kvs_address;
-
 #define KVS_MATMUL_MAX_PARTS 3
 
 /* act_quantize.cu: rows of float32 to records of 8-bit codes (act_record.h), normed before if `norm` is not 0. */
 typedef struct kvs_act_params {
-    kvs_address x;         /* float32 rows */
-    kvs_address norm;      /* [k] float32, or 0 */
-    kvs_address normed;    /* float32 rows of k values for float weights, or 0 */
-    kvs_address records;   /* or 0: only the norm */
-    kvs_address slot_rows; /* [n_slots] row of x for each slot, KVS_NO_SLOT for none; 0: slot r takes row r */
-    kvs_address n_slots_used; /* one unsigned int on the device, or 0: all n_slots */
+    unsigned long long x;         /* float32 rows */
+    unsigned long long norm;      /* [k] float32, or 0 */
+    unsigned long long normed;    /* float32 rows of k values for float weights, or 0 */
+    unsigned long long records;   /* or 0: only the norm */
+    unsigned long long slot_rows; /* [n_slots] row of x for each slot, KVS_NO_SLOT for none; 0: slot r takes row r */
+    unsigned long long n_slots_used; /* one unsigned int on the device, or 0: all n_slots */
     unsigned int k;
     unsigned int x_stride;
     unsigned int n_slots;
@@ -31,9 +29,9 @@ typedef struct kvs_act_params {
 
 /* One weight matrix of a matmul. */
 typedef struct kvs_matmul_part_params {
-    kvs_address panels;
-    kvs_address out;
-    kvs_address scales;      /* float32, or 0 */
+    unsigned long long panels;
+    unsigned long long out;
+    unsigned long long scales;      /* float32, or 0 */
     unsigned int n;          /* output values */
     unsigned int n_panels;   /* of 16 output values */
     unsigned int out_stride;
@@ -43,9 +41,9 @@ typedef struct kvs_matmul_part_params {
 /* matmul.cu. With experts (tile_experts not 0) a tile of 8 slots belongs to one expert, whose panels begin
  * expert * n_panels further on, and whose scale is scales[expert]. */
 typedef struct kvs_matmul_params {
-    kvs_address records;      /* of the activations */
-    kvs_address tile_experts; /* [n_tiles] or 0 */
-    kvs_address n_tiles_used; /* one unsigned int on the device, with experts */
+    unsigned long long records;      /* of the activations */
+    unsigned long long tile_experts; /* [n_tiles] or 0 */
+    unsigned long long n_tiles_used; /* one unsigned int on the device, with experts */
     kvs_matmul_part_params part[KVS_MATMUL_MAX_PARTS];
     unsigned int n_parts;
     unsigned int n_rows;
@@ -63,12 +61,12 @@ typedef enum kvs_epilogue_kind {
 
 /* matmul_float.cu: float weights, [n][row_values] values of the type, rows padded with zeros. Experts as in matmul.cu. */
 typedef struct kvs_matmul_float_params {
-    kvs_address weights;
-    kvs_address tile_experts; /* or 0 */
-    kvs_address n_tiles_used;
-    kvs_address x;           /* float32 rows */
-    kvs_address out;
-    kvs_address scales;      /* float32, or 0 */
+    unsigned long long weights;
+    unsigned long long tile_experts; /* or 0 */
+    unsigned long long n_tiles_used;
+    unsigned long long x;           /* float32 rows */
+    unsigned long long out;
+    unsigned long long scales;      /* float32, or 0 */
     unsigned int n;
     unsigned int k;
     unsigned int row_values; /* k, rounded up to 8 */
@@ -81,9 +79,9 @@ typedef struct kvs_matmul_float_params {
 
 /* embed.cu: rows of a table in file layout, named by tokens. */
 typedef struct kvs_embed_params {
-    kvs_address table;
-    kvs_address tokens; /* [n_rows] unsigned int */
-    kvs_address out;
+    unsigned long long table;
+    unsigned long long tokens; /* [n_rows] unsigned int */
+    unsigned long long out;
     unsigned int k;
     unsigned int row_bytes;
     unsigned int n_table_rows;
@@ -94,15 +92,15 @@ typedef struct kvs_embed_params {
 
 /* experts.cu. Slots: rows of chosen experts, those of one expert side by side, from a multiple of 8 on. */
 typedef struct kvs_experts_params {
-    kvs_address router;       /* [n_rows][n_experts] float32 logits */
-    kvs_address choices;      /* [n_rows][n_chosen] unsigned int: experts by falling logit */
-    kvs_address slots;        /* [n_rows][n_chosen] unsigned int: where each one's result is */
-    kvs_address weights;      /* [n_rows][n_chosen] float32 */
-    kvs_address slot_rows;    /* [n_slots] */
-    kvs_address tile_experts; /* [n_slots / 8] */
-    kvs_address n_used;       /* two unsigned int: slots, tiles */
-    kvs_address results;      /* [n_slots][n_embd] float32 */
-    kvs_address out;          /* [n_rows][n_embd] */
+    unsigned long long router;       /* [n_rows][n_experts] float32 logits */
+    unsigned long long choices;      /* [n_rows][n_chosen] unsigned int: experts by falling logit */
+    unsigned long long slots;        /* [n_rows][n_chosen] unsigned int: where each one's result is */
+    unsigned long long weights;      /* [n_rows][n_chosen] float32 */
+    unsigned long long slot_rows;    /* [n_slots] */
+    unsigned long long tile_experts; /* [n_slots / 8] */
+    unsigned long long n_used;       /* two unsigned int: slots, tiles */
+    unsigned long long results;      /* [n_slots][n_embd] float32 */
+    unsigned long long out;          /* [n_rows][n_embd] */
     unsigned int n_rows;
     unsigned int n_experts;
     unsigned int n_chosen;
@@ -113,19 +111,19 @@ typedef struct kvs_experts_params {
 
 /* delta.cu: one recurrent layer, as kvs_delta_view in core/step.h. */
 typedef struct kvs_delta_params {
-    kvs_address conv;       /* [C][taps] */
-    kvs_address dt_bias;    /* [H] */
-    kvs_address decay;      /* [H] */
-    kvs_address matrix_in;  /* [H][D values][D keys] */
-    kvs_address conv_in;    /* [taps - 1][C] */
-    kvs_address log_in;     /* [n_pending][C + 2H] */
-    kvs_address matrix_out;
-    kvs_address conv_out;
-    kvs_address log_out;    /* [n_rows][C + 2H], or 0 */
-    kvs_address inputs;     /* [n_rows][C] */
-    kvs_address beta;       /* [n_rows][H] */
-    kvs_address alpha;      /* [n_rows][H] */
-    kvs_address out;        /* [n_rows][H * D] */
+    unsigned long long conv;       /* [C][taps] */
+    unsigned long long dt_bias;    /* [H] */
+    unsigned long long decay;      /* [H] */
+    unsigned long long matrix_in;  /* [H][D values][D keys] */
+    unsigned long long conv_in;    /* [taps - 1][C] */
+    unsigned long long log_in;     /* [n_pending][C + 2H] */
+    unsigned long long matrix_out;
+    unsigned long long conv_out;
+    unsigned long long log_out;    /* [n_rows][C + 2H], or 0 */
+    unsigned long long inputs;     /* [n_rows][C] */
+    unsigned long long beta;       /* [n_rows][H] */
+    unsigned long long alpha;      /* [n_rows][H] */
+    unsigned long long out;        /* [n_rows][H * D] */
     unsigned int n_key_heads;
     unsigned int n_value_heads;
     unsigned int taps;

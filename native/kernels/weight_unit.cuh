@@ -29,9 +29,13 @@ template <int TYPE> struct kvs_unit {
 /* Weights are read once: they must not push activations out of the first-level cache. */
 __device__ __forceinline__ void kvs_load_vector(unsigned int *to, const unsigned char *from)
 {
+#ifdef __CUDACC__
     asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
         : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
         : "l"(from));
+#else
+    memcpy(to, from, 16);
+#endif
 }
 
 /* WORDS words to a lane, lanes side by side in vectors of at most 16 bytes. */

@@ -12,6 +12,7 @@
 #define __device__
 #define __shared__ static
 #define __launch_bounds__(...)
+#define __forceinline__ inline
 
 struct dim3 {
     unsigned x, y, z;
@@ -28,6 +29,14 @@ struct alignas(16) uint4 {
 struct alignas(8) uint2 {
     unsigned x, y;
 };
+struct alignas(16) int4 {
+    int x, y, z, w;
+};
+
+inline uint2 make_uint2(unsigned x, unsigned y)
+{
+    return {x, y};
+}
 
 static dim3 threadIdx, blockIdx, gridDim, blockDim;
 
@@ -174,6 +183,83 @@ inline float __uint_as_float(unsigned bits)
 inline long long __double_as_longlong(double value)
 {
     return host_bits<long long>(value);
+}
+
+inline float __int_as_float(int bits)
+{
+    return host_bits<float>(bits);
+}
+
+inline double __longlong_as_double(long long bits)
+{
+    return host_bits<double>(bits);
+}
+
+template <class T> T __ldg(const T *from)
+{
+    return *from;
+}
+
+inline float __fadd_rn(float a, float b)
+{
+    return a + b;
+}
+
+inline float __fsub_rn(float a, float b)
+{
+    return a - b;
+}
+
+inline float __fmul_rn(float a, float b)
+{
+    return a * b;
+}
+
+inline float __fdiv_rn(float a, float b)
+{
+    return a / b;
+}
+
+inline float __fmaf_rn(float a, float b, float c)
+{
+    return fmaf(a, b, c);
+}
+
+inline float __fsqrt_rn(float a)
+{
+    return sqrtf(a);
+}
+
+inline int __float2int_rn(float value)
+{
+    return (int)rintf(value);
+}
+
+inline void __syncwarp()
+{
+    host::meet(&host::warps[host::current / 32]);
+}
+
+/* c += a b of a warp: 16 rows by n_halves * 16 values by 8 columns of bytes, fragments as the integer matrix products have them. */
+inline void host_product(int (&c)[4], const unsigned *a, const unsigned *b, unsigned n_halves)
+{
+    const unsigned lane = host::current % 32;
+    for (unsigned half = 0; half < n_halves; half++) {
+        for (unsigned t = 0; t < 4; t++) {
+            const unsigned rows[2] = {host::shuffle(a[2 * half], lane / 4 * 4 + t), host::shuffle(a[2 * half + 1], lane / 4 * 4 + t)};
+            const unsigned columns[2] = {host::shuffle(b[half], lane % 4 * 8 + t), host::shuffle(b[half], lane % 4 * 8 + 4 + t)};
+            for (unsigned i = 0; i < 4; i++) {
+                for (unsigned byte = 0; byte < 32; byte += 8) {
+                    c[i] += (int8_t)(rows[i / 2] >> byte) * (int8_t)(columns[i % 2] >> byte);
+                }
+            }
+        }
+    }
+}
+
+inline int __popc(unsigned bits)
+{
+    return __builtin_popcount(bits);
 }
 
 inline int __ffs(unsigned bits)

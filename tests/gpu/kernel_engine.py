@@ -52,10 +52,15 @@ class Parameters:
             self._structs[name] = type(name, (ctypes.Structure,), {"_fields_": members})
 
     def _type(self, kind: str, count: str) -> Any:
+        one = _C_TYPES[kind] if kind in _C_TYPES else self._structs[kind]
         if not count:
-            return _C_TYPES[kind]
+            return one
         length = self.numbers[count] if count in self.numbers else int(count.rstrip("u"))
-        return _C_TYPES[kind] * length
+        return one * length
+
+    def read(self, name: str, address: int) -> ctypes.Structure:
+        """A copy of the struct at a host address."""
+        return self._structs[name].from_buffer_copy(ctypes.string_at(address, ctypes.sizeof(self._structs[name])))
 
     def make(self, name: str, **values: Any) -> ctypes.Structure:
         struct = self._structs[name]()

@@ -6,10 +6,13 @@ Holds: ``consume``, ``recurrent``, ``silu``.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.delta_rig import Tables
+if TYPE_CHECKING:
+    from tests.delta_rig import Tables
 
 Doubles = NDArray[np.float64]
 
