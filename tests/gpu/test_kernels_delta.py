@@ -1,6 +1,7 @@
 """The recurrent layer's kernel against float64, however rows are cut into passes, accepted in part, and folded.
 
-Shapes: a state is matrix [H][D values][D keys], the last taps - 1 convolution inputs, and rows of the newest pass that wait.
+Shapes: a state is matrix [H][D values][D keys], the last taps - 1 convolution inputs, and rows of the newest pass
+that wait.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Kernels of the weight side against float64, and a row against itself in other company.
 
-Float64 references come from the numpy codecs of the file formats. Activations are quantized as kernels do it: what is left is the
-order of float32 sums, whose error is bounded by the sum of magnitudes.
+Float64 references come from the numpy codecs of the file formats. Activations are quantized as kernels do it: what
+is left is the order of float32 sums, whose error is bounded by the sum of magnitudes.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def test_matmul_is_near_float64_and_rows_do_not_depend_on_their_company(rig: Wei
     k, n = (256, 21) if is_small(rig.engine) else (2048 + 256, 200)
     k += kind.block_values if kind.block_values in (32, 64) else 0
     weight = rig.weight(kind, k, n, rng)
-    counts = (1, 17) if is_small(rig.engine) else ROW_COUNTS
+    counts = ROW_COUNTS if not is_small(rig.engine) else (1, 17) if kind in (T.Q4_0, T.Q6_K, T.IQ1_S) else (1, 3)
     x = rng.standard_normal((max(counts), k), np.float32)
     x[1] *= 1e4
     x[2, :40] = 0
@@ -178,7 +178,7 @@ def test_a_value_that_is_no_number_reaches_every_output_of_its_row_and_no_other(
 
 
 def experts64(
-    weights: list[Weight], factors: list[Floats | None], x: Floats, router: Floats, n_chosen: int, factor: float, n_ff: int
+    weights: list[Weight], factors: list[Floats | None], x: Floats, router: Floats, n_chosen: int, factor: float
 ) -> Doubles:
     n_experts, n_embd = router.shape[1], x.shape[1]
     gate, up, down = (weight.values.reshape(n_experts, -1, weight.k) for weight in weights)
@@ -217,7 +217,7 @@ def test_experts_are_near_float64_and_rows_do_not_depend_on_their_company(
         alone = rig.experts(weights, factors, x[row : row + 1], router[row : row + 1], n_chosen, 1.5)
         assert alone.tobytes() == out[row : row + 1].tobytes(), row
     few = slice(0, 4)
-    expected = experts64(weights, factors, x[few], router[few], n_chosen, 1.5, n_ff)
+    expected = experts64(weights, factors, x[few], router[few], n_chosen, 1.5)
     # A code of the hidden values at a rounding edge may differ.
     assert (np.abs(out[few] - expected) <= 2e-3 * np.abs(expected).max(1, keepdims=True)).all()
 

@@ -1,7 +1,7 @@
 """Operations of the weight side run by their own launchers, on any engine of ``kernel_engine``.
 
-The launchers are C of the backend: they are compiled beside ``weight_launches.c``, which hands each launch to the engine. Memory
-that operations write begins as 0xff, so that what nobody writes shows.
+The launchers are C of the backend: they are compiled beside ``weight_launches.c``, which hands each launch to the
+engine. Memory that operations write begins as 0xff, so that what nobody writes shows.
 """
 
 from __future__ import annotations
@@ -89,7 +89,8 @@ def build_launches(folder: Path) -> ctypes.CDLL:
     if compiler is None:
         pytest.skip("no C compiler for the launchers")
     native = ROOT / "native"
-    sources = [native / "backends/cuda" / f"{name}.c" for name in BACKEND] + [native / "base" / f"{name}.c" for name in BASE]
+    sources = [native / "backends/cuda" / f"{name}.c" for name in BACKEND]
+    sources += [native / "base" / f"{name}.c" for name in BASE]
     library = folder / "launches.so"
     options = ["-std=gnu11", "-O1", "-shared", "-fPIC", "-fvisibility=hidden", f"-I{native}", f"-I{ROOT / 'include'}"]
     subprocess.run([compiler, *options, str(LAUNCHES), *map(str, sources), "-o", str(library)], check=True)
@@ -166,14 +167,16 @@ class WeightRig:
         self._problem: BaseException | None = None
         launches.set_launch(self._callback)
 
-    def _launch(self, source: bytes, kernel: bytes, n_macros: int, macros: Any, grid: Any, block: int, params: int) -> int:
+    def _launch(
+        self, source: bytes, kernel: bytes, n_macros: int, macros: Any, grid: Any, block: int, params: int
+    ) -> int:
         name = source.decode()
         owner = self.row_parameters if name == "glu" else self.parameters
         struct = owner.read(_STRUCTS[name], params)
         values = {macros[i].name.decode(): macros[i].value for i in range(n_macros)}
         try:
             self.engine.run(name, kernel.decode(), values, (grid[0], grid[1], grid[2]), block, struct)
-        except BaseException as problem:  # a callback from C cannot raise: run_checked raises it
+        except BaseException as problem:  # a callback from C cannot raise: checked raises it
             self._problem = problem
             return -12
         return 0
@@ -192,7 +195,14 @@ class WeightRig:
         return self.engine.upload(np.full(max(n_bytes, 16), 0xFF, np.uint8))
 
     def weight(
-        self, kind: GgmlType, k: int, n: int, rng: np.random.Generator, scales: Floats | None = None, *, raw: bool = False
+        self,
+        kind: GgmlType,
+        k: int,
+        n: int,
+        rng: np.random.Generator,
+        scales: Floats | None = None,
+        *,
+        raw: bool = False,
     ) -> Weight:
         """``raw``: as the file holds it."""
         rows = random_table(kind, k, n, rng)
@@ -240,7 +250,13 @@ class WeightRig:
         return [self.engine.download(op.out[i], (len(x), weight.n), np.float32) for i, weight in enumerate(outs)]
 
     def experts(
-        self, weights: Sequence[Weight], factors: Sequence[Floats | None], x: Floats, router: Floats, n_chosen: int, factor: float
+        self,
+        weights: Sequence[Weight],
+        factors: Sequence[Floats | None],
+        x: Floats,
+        router: Floats,
+        n_chosen: int,
+        factor: float,
     ) -> Floats:
         op = FlatOp(code=EXPERTS, n_rows=len(x), f=factor)
         for i, (weight, each) in enumerate(zip(weights, factors, strict=True)):
