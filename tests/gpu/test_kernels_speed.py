@@ -1,58 +1,120 @@
-"""How fast the attention kernels read their pages, as printed figures; nothing is judged here but the bits.
-
-Shapes: the 27B's layer, 4 KV heads of 256 with 6 query heads each, Q8_0 K and Q4_0 V. All pages hold the same tokens.
+"""How fast kernels of the weight side are, on shapes of a 27B model: figures to look at, printed past pytest's capture.
+What can fail here is running at all.
 """
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Callable, Iterator
+from typing import Any
+
 import numpy as np
 import pytest
 
-from tests.gpu.attend_case import GROUP, PAGE, Case, Layer, Run, T, launches, same_bits
-from tests.gpu.kernel_engine import CudaEngine
+from pykvstream.gguf import GgmlType
+from tests.gpu.kernel_engine import CudaEngine, Grid
+from tests.gpu.test_kernels_delta import LOGGED, Layer, Shape, Tables
+from tests.gpu.weight_rig import STORE, SWIGLU, WeightRig, build_launches
 
-LAYER = Layer(T.Q8_0, T.Q4_0, 256, 256, 4, 6)
-SLOTS = 64
+T = GgmlType
+Launch = tuple[str, str, dict[str, int], Grid, int, ctypes.Structure]
+REPEATS = 12
+SHAPES = ((5120, 17408, 2), (5120, 6144, 1), (17408, 5120, 1))
+"""Values of k, outputs, weights that share a launch."""
+
+
+class Recorder(WeightRig):
+    """Keeps launches, and runs them when asked."""
+
+    def __init__(self, engine: CudaEngine, launches: ctypes.CDLL) -> None:
+        super().__init__(engine, launches)
+        self.kept: list[Launch] = []
+        self._run = engine.run
+        engine.run = self._keep  # type: ignore[method-assign]
+
+    def _keep(
+        self, source: str, kernel: str, macros: Any, grid: Grid, block: int, params: Any, shared: int = 0
+    ) -> None:
+        self.kept.append((source, kernel, dict(macros), grid, block, params))
+        self._run(source, kernel, macros, grid, block, params, shared)
+
+    def restore(self) -> None:
+        self.engine.run = self._run  # type: ignore[method-assign]
+
+    def microseconds(self, chosen: Callable[[Launch], bool]) -> float:
+        """Of all kept launches that are chosen, one after another, per repetition."""
+        engine: Any = self.engine
+        driver, check = engine._driver, engine._check
+        calls = []
+        for source, kernel, macros, grid, block, params in filter(chosen, self.kept):
+            function = check(driver.cuModuleGetFunction(engine._module(source, macros), kernel.encode()))
+            arguments = (ctypes.c_void_p * 1)(ctypes.addressof(params))
+            calls.append((function, *grid, block, 1, 1, 0, driver.CUstream(0), ctypes.addressof(arguments), arguments))
+        events = [check(driver.cuEventCreate(0)) for _ in range(2)]
+        for repeat in range(REPEATS + 2):
+            if repeat == 2:
+                check(driver.cuEventRecord(events[0], driver.CUstream(0)))
+            for *call, _ in calls:
+                check(driver.cuLaunchKernel(*call, 0))
+        check(driver.cuEventRecord(events[1], driver.CUstream(0)))
+        check(driver.cuEventSynchronize(events[1]))
+        return float(check(driver.cuEventElapsedTime(*events))) * 1000 / REPEATS
 
 
 @pytest.fixture(scope="module")
-def device() -> CudaEngine:
+def launches(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    return build_launches(tmp_path_factory.mktemp("launches"))
+
+
+@pytest.fixture(scope="module")
+def cuda() -> CudaEngine:
     return CudaEngine()
 
 
-def repeated(engine: CudaEngine, n_tokens: int, n_rows: int) -> Case:
-    rng = np.random.default_rng(5)
-    k = rng.standard_normal((PAGE, 4, 256)).astype(np.float32)
-    v = rng.standard_normal((PAGE, 4, 256)).astype(np.float32)
-    record = np.zeros(LAYER.record_bytes, np.uint8)
-    LAYER.write(record, 0, k, v)
-    n_pages = -(-n_tokens // PAGE)
-    base = engine.upload(np.tile(record, n_pages))
-    table = engine.upload(base + LAYER.record_bytes * np.arange(n_pages, dtype=np.uint64))
-    q = rng.standard_normal((n_rows, 24, 256)).astype(np.float32)
-    whole = (n_pages * PAGE, 4, 256)
-    return Case(engine, LAYER, q, np.broadcast_to(k[:1], whole), np.broadcast_to(v[:1], whole), table, 0.0625)
+@pytest.fixture
+def recorder(cuda: CudaEngine, launches: ctypes.CDLL) -> Iterator[Recorder]:
+    made = Recorder(cuda, launches)
+    yield made
+    made.restore()
+    cuda.release()
 
 
-def runs_of(n_pages: int, is_grouped: bool) -> list[Run]:
-    step = SLOTS * GROUP if is_grouped else SLOTS
-    return [Run(at, min(at + step, n_pages), is_grouped) for at in range(0, n_pages, step)]
+@pytest.mark.parametrize(
+    "kind", [T.Q4_0, T.IQ4_XS, T.Q4_K, T.Q6_K, T.Q8_0, T.IQ2_XS, T.BF16], ids=lambda kind: kind.name
+)
+def test_matmul_speed(recorder: Recorder, capsys: pytest.CaptureFixture[str], kind: GgmlType) -> None:
+    rng = np.random.default_rng(1)
+    lines = []
+    for k, n, n_weights in SHAPES:
+        # Codes do not matter for time: one panel's worth of random rows, repeated in memory, is formed once.
+        weights = [recorder.weight(kind, k, 16, rng) for _ in range(n_weights)]
+        n_bytes = int(recorder._launches.form_bytes(kind.id, k, n))
+        for weight in weights:
+            one = int(recorder._launches.form_bytes(kind.id, k, 16))
+            panel = recorder.engine.download(weight.address, (one,), np.uint8)
+            weight.n, weight.address = n, recorder.put(np.tile(panel, n_bytes // one))
+        figures = []
+        for n_rows in (1, 2, 6, 8, 16, 64, 512):
+            recorder.kept.clear()
+            x = rng.standard_normal((n_rows, k), np.float32)
+            outs = recorder.matmul(weights, x, epilogue=SWIGLU if n_weights == 2 else STORE)
+            assert all(np.isfinite(out).all() for out in outs)
+            spent = recorder.microseconds(lambda launch: launch[0].startswith("matmul"))
+            quantizing = recorder.microseconds(lambda launch: launch[0] == "act_quantize")
+            rate = n_bytes * n_weights / spent / 1e3
+            figures.append(f"{n_rows}: {spent:.1f}+{quantizing:.1f} us {rate:.0f} GB/s")
+        lines.append(f"{kind.name} {k}x{n}x{n_weights}  " + "  ".join(figures))
+    with capsys.disabled():
+        print("\n" + "\n".join(lines))
 
 
-@pytest.mark.parametrize("n_rows", [1, 2, 6, 8, 64])
-@pytest.mark.parametrize("n_tokens", [2048, 8192, 32768, 131072])
-def test_both_cuts_give_the_same_bits_at_their_own_speed(
-    device: CudaEngine, capsys: pytest.CaptureFixture[str], n_tokens: int, n_rows: int
-) -> None:
-    case = repeated(device, n_tokens, n_rows)
-    results = []
-    for is_grouped in (False, True):
-        made = launches(case, runs_of(case.n_pages, is_grouped))
-        seconds = device.seconds(made.run, 3)
-        results.append(made.result())
-        rate = case.n_pages * LAYER.record_bytes / seconds / 1e9
-        kind = "groups" if is_grouped else "pages"
-        with capsys.disabled():
-            print(f"\n{n_tokens:7d} tokens {n_rows:3d} rows in {kind:6s}: {seconds * 1e6:9.1f} us, {rate:7.1f} GB/s")
-    device.release()
-    assert same_bits(*results)
+def test_delta_speed(recorder: Recorder, capsys: pytest.CaptureFixture[str]) -> None:
+    shape = Shape(16, 48, 128, 4)
+    figures = []
+    for n_rows in (1, 6, 64, 512):
+        recorder.kept.clear()
+        layer = Layer(recorder, Tables(shape, n_rows))
+        assert np.isfinite(layer.run(n_rows, LOGGED)).all()
+        figures.append(f"{n_rows}: {recorder.microseconds(lambda launch: True):.1f} us")
+    with capsys.disabled():
+        print("\ndelta 48 heads of 128: " + "  ".join(figures))
