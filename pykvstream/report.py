@@ -35,6 +35,7 @@ def _parts(plan: ArenaPlan, phase: PhasePlan) -> list[_Part]:
     slot, placement = plan.shape.slot_bytes, phase.placement
     ring = placement.ring_slots * slot
     parts = [
+        _Part("MTP head", phase.head_bytes, "◆", "magenta"),
         _Part("ring", ring, "▒", "cyan"),
         _Part("resident pages", phase.pool_region.size_bytes - ring, "█", "green"),
         _Part("workspace", phase.workspace_region.size_bytes, "▓", "yellow"),

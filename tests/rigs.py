@@ -93,10 +93,11 @@ def open_rig(
     isa: Isa = Isa.BEST,
     schedule_seed: int = 0,
     checkpoint_bytes: int | None = None,
+    mtp: bool = False,
 ) -> Rig:
     file = GgufFile.open(path)
     device = Device(threads, flags=flags, isa=isa, schedule_seed=schedule_seed)
-    options = TargetOptions(type_k, type_v, ubatch, ctx, rotation, fused, checkpoint_bytes=checkpoint_bytes)
+    options = TargetOptions(type_k, type_v, ubatch, ctx, rotation, fused, checkpoint_bytes=checkpoint_bytes, mtp=mtp)
     blueprint = Blueprint(file, ModelConfig.from_gguf(file), device, options)
     smallest = smallest_arena_bytes(blueprint.shape, ctx, blueprint.needs)
     largest = recommended_arena_bytes(blueprint.shape, ctx, blueprint.needs)

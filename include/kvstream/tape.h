@@ -26,7 +26,8 @@ typedef enum kvs_weight_layout {
 
 typedef enum kvs_tensor_kind {
     KVS_TENSOR_WORK = 0,   /* float32 rows in the workspace */
-    KVS_TENSOR_OUTPUT = 1  /* float32 rows in memory that each pass supplies */
+    KVS_TENSOR_OUTPUT = 1, /* float32 rows in memory that each pass supplies */
+    KVS_TENSOR_INPUT = 2   /* float32 rows that each pass supplies; no operation writes them. Rows are those of the pass */
 } kvs_tensor_kind;
 
 typedef enum kvs_row_kind {
@@ -126,6 +127,9 @@ typedef struct kvs_pass_desc {
     uint32_t n_axes;             /* of positions: 1 (or 0), the same on every axis, or 3 */
     uint32_t reserved;
     kvs_state *state;            /* of the pass's sequence, for a tape with delta operations */
+    const float *const *inputs;  /* [n_inputs] one per INPUT tensor in the order they were added, [n_rows][cols] */
+    uint32_t n_inputs;
+    uint32_t reserved2;
 } kvs_pass_desc;
 
 /* Bring a weight to the device. shape: rows [n][k / block_values] blocks of `type`, row n after row.
@@ -162,8 +166,9 @@ kvs_status kvs_tape_add_delta(kvs_tape *tape, const kvs_delta_layer *layer, uint
 /* thread: owner. errors: EINVAL unknown code or ids, wrong shape, each named; EBUSY sealed; ENOMEM */
 kvs_status kvs_tape_add_op(kvs_tape *tape, const kvs_op_desc *desc);
 
-/* Freeze: every tensor must be written before it is read and every output written; a layer is written once, before it is attended
- * to, and layers are attended to in rising order; each recurrent layer has one operation, all row by row or all in chunks. Tensors get workspace by lifetime, first fit.
+/* Freeze: every tensor must be written before it is read, but for inputs, which no operation writes; every output is written;
+ * a layer is written once, before it is attended to, and layers are attended to in rising order; each recurrent layer has one
+ * operation, all row by row or all in chunks. Tensors get workspace by lifetime, first fit.
  * thread: owner. errors: EINVAL naming operation and tensor or layer; EOVERFLOW; ENOMEM */
 kvs_status kvs_tape_seal(kvs_tape *tape);
 

@@ -161,6 +161,14 @@ static kvs_status check_pass(const kvs_binding *binding, const kvs_pass_desc *pa
             return kvs_fail(binding->device, KVS_EINVAL, "output %u has no memory", i);
         }
     }
+    if (pass->n_inputs != tape->n_inputs || (tape->n_inputs != 0 && pass->inputs == NULL)) {
+        return kvs_fail(binding->device, KVS_EINVAL, "%u inputs given, the tape has %u", pass->n_inputs, tape->n_inputs);
+    }
+    for (uint32_t i = 0; i < pass->n_inputs; i++) {
+        if (pass->inputs[i] == NULL) {
+            return kvs_fail(binding->device, KVS_EINVAL, "input %u has no memory", i);
+        }
+    }
     if (kvs_arena_epoch(binding->arena) != binding->epoch) {
         return kvs_fail(binding->device, KVS_ESTALE, "bound at epoch %llu, the arena is at %llu", (kvs_ull)binding->epoch,
                         (kvs_ull)kvs_arena_epoch(binding->arena));
@@ -264,6 +272,7 @@ kvs_status kvs_binding_run(kvs_binding *binding, const kvs_pass_desc *pass)
                             .deltas = deltas,
                             .out_rows = pass->out_rows,
                             .outputs = pass->outputs,
+                            .inputs = pass->inputs,
                             .first_token = view.first_token,
                             .page_tables = view.page_tables};
     struct kvs_device_view backend = kvs_device_backend(binding->device);

@@ -33,8 +33,8 @@ static void report_tensor(const struct walk *w, uint32_t id, bool is_write)
 {
     const kvs_operand *operand = operand_of(w->desc->op, id);
     const uint64_t n_bytes = (uint64_t)kvs_operand_rows(operand, w->desc->step) * operand->cols * sizeof(float);
-    const bool is_output = operand->output_slot != KVS_NONE;
-    report(w, is_output ? KVS_ACCESS_CALLER : KVS_ACCESS_TENSOR,
+    const bool is_callers = operand->output_slot != KVS_NONE;
+    report(w, is_callers ? KVS_ACCESS_CALLER : KVS_ACCESS_TENSOR,
            (uint64_t)(uintptr_t)kvs_operand_data(operand, w->desc->step), n_bytes, is_write);
 }
 

@@ -12,7 +12,7 @@ typedef enum kvs_access_kind {
     KVS_ACCESS_SCRATCH = 1, /* of one operation */
     KVS_ACCESS_WEIGHT = 2,
     KVS_ACCESS_PAGE = 3,
-    KVS_ACCESS_CALLER = 4,  /* memory of the caller: outputs and borrowed rows */
+    KVS_ACCESS_CALLER = 4,  /* memory of the caller: inputs, outputs and borrowed rows */
     KVS_ACCESS_STATE = 5    /* of a sequence: recurrent layers */
 } kvs_access_kind;
 

@@ -20,8 +20,8 @@ typedef struct kvs_operand {
     float *data;
     uint32_t cols;
     uint32_t rows;        /* kvs_row_kind */
-    uint32_t output_slot; /* index into the pass's outputs, KVS_NONE for workspace */
-    uint32_t reserved;
+    uint32_t output_slot; /* index into the pass's outputs, or inputs; KVS_NONE for workspace */
+    uint32_t is_input;
 } kvs_operand;
 
 typedef struct kvs_bound_op {
@@ -87,6 +87,7 @@ struct kvs_step {
     uint32_t n_axes;
     const uint32_t *out_rows;
     float *const *outputs;
+    const float *const *inputs;
     uint64_t first_token;               /* committed tokens before the pass: row r is token first_token + r */
     const uint64_t *const *page_tables; /* [layer][absolute page] device addresses */
     const kvs_delta_view *deltas;       /* [recurrent layer] */
@@ -94,7 +95,11 @@ struct kvs_step {
 
 static inline float *kvs_operand_data(const kvs_operand *operand, const struct kvs_step *step)
 {
-    return operand->output_slot == KVS_NONE ? operand->data : step->outputs[operand->output_slot];
+    if (operand->output_slot == KVS_NONE) {
+        return operand->data;
+    }
+    /* Sealing has seen that no operation writes an input. */
+    return operand->is_input ? (float *)(uintptr_t)step->inputs[operand->output_slot] : step->outputs[operand->output_slot];
 }
 
 static inline uint32_t kvs_operand_rows(const kvs_operand *operand, const struct kvs_step *step)

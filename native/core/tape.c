@@ -86,21 +86,25 @@ kvs_status kvs_tape_add_tensor(kvs_tape *tape, const kvs_tensor_desc *desc, uint
     if (status != KVS_OK) {
         return status;
     }
-    if (!KVS_STRUCT_OK(desc) || id == NULL || desc->kind > KVS_TENSOR_OUTPUT || desc->rows > KVS_ROWS_OUT ||
-        desc->cols == 0) {
+    if (!KVS_STRUCT_OK(desc) || id == NULL || desc->kind > KVS_TENSOR_INPUT || desc->rows > KVS_ROWS_OUT ||
+        desc->cols == 0 || (desc->kind == KVS_TENSOR_INPUT && desc->rows != KVS_ROWS_PASS)) {
         return kvs_fail(tape->device, KVS_EINVAL, "tensor %u: kind, row kind or columns out of range", tape->n_tensors);
     }
     status = grow(tape, (void **)&tape->tensors, tape->n_tensors, sizeof *tape->tensors);
     if (status != KVS_OK) {
         return status;
     }
-    bool is_output = desc->kind == KVS_TENSOR_OUTPUT;
+    const bool is_output = desc->kind == KVS_TENSOR_OUTPUT;
+    const bool is_input = desc->kind == KVS_TENSOR_INPUT;
     tape->tensors[tape->n_tensors] = (kvs_tape_tensor){.kind = desc->kind,
                                                        .rows = desc->rows,
                                                        .cols = desc->cols,
-                                                       .output_slot = is_output ? tape->n_outputs : KVS_NONE,
-                                                       .first_write = KVS_NONE};
+                                                       .output_slot = is_output  ? tape->n_outputs
+                                                                      : is_input ? tape->n_inputs
+                                                                                 : KVS_NONE,
+                                                       .first_write = is_input ? 0 : KVS_NONE};
     tape->n_outputs += is_output;
+    tape->n_inputs += is_input;
     *id = tape->n_tensors++;
     return KVS_OK;
 }
@@ -205,6 +209,10 @@ static kvs_status find_lifetimes(kvs_tape *tape)
         }
         for (uint32_t j = 0; j < access.n_writes; j++) {
             kvs_tape_tensor *tensor = &tape->tensors[access.writes[j]];
+            if (tensor->kind == KVS_TENSOR_INPUT) {
+                return kvs_fail(tape->device, KVS_EINVAL, "operation %u (%s) writes tensor %u, an input", i,
+                                kvs_op_name(tape->ops[i].code), access.writes[j]);
+            }
             if (tensor->first_write == KVS_NONE) {
                 tensor->first_write = i;
             }
@@ -307,7 +315,7 @@ static kvs_status place_tensors(kvs_tape *tape)
     uint64_t end = 0;
     for (uint32_t i = 0; i < tape->n_tensors; i++) {
         kvs_tape_tensor *tensor = &tape->tensors[i];
-        if (tensor->kind == KVS_TENSOR_OUTPUT) {
+        if (tensor->kind != KVS_TENSOR_WORK) {
             continue;
         }
         uint64_t rows = tensor->rows == KVS_ROWS_OUT ? tape->max_out_rows : tape->max_rows;
@@ -404,7 +412,10 @@ static kvs_operand describe_operand(const kvs_tape *tape, uint32_t id)
         return (kvs_operand){.output_slot = KVS_NONE};
     }
     const kvs_tape_tensor *tensor = &tape->tensors[id];
-    return (kvs_operand){.cols = tensor->cols, .rows = tensor->rows, .output_slot = tensor->output_slot};
+    return (kvs_operand){.cols = tensor->cols,
+                         .rows = tensor->rows,
+                         .output_slot = tensor->output_slot,
+                         .is_input = tensor->kind == KVS_TENSOR_INPUT};
 }
 
 void kvs_tape_describe_op(const kvs_tape *tape, uint32_t index, kvs_bound_op *op)

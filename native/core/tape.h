@@ -9,7 +9,7 @@ typedef struct kvs_tape_tensor {
     uint32_t kind;
     uint32_t rows;
     uint32_t cols;
-    uint32_t output_slot;  /* KVS_NONE for workspace */
+    uint32_t output_slot;  /* of outputs or inputs; KVS_NONE for workspace */
     uint32_t first_write;  /* operation numbers, set by sealing */
     uint32_t last_use;
     uint64_t offset_bytes; /* in the workspace */
@@ -32,7 +32,7 @@ struct kvs_tape {
     kvs_weight **weights;
     kvs_tape_layer *layers;
     kvs_delta_layer *deltas;
-    uint32_t n_tensors, n_ops, n_weights, n_layers, n_deltas, n_outputs;
+    uint32_t n_tensors, n_ops, n_weights, n_layers, n_deltas, n_outputs, n_inputs;
     bool is_logged; /* of its delta operations, known when sealed */
     uint64_t scratch_offset_bytes;
     uint64_t workspace_bytes;

@@ -25,8 +25,10 @@ from pykvstream.report import default_contexts, plan_report
 from pykvstream.runtime.admission import HostMemory, check_context, host_memory_available
 from pykvstream.runtime.checkpoints import checkpoint_bytes_of
 from pykvstream.runtime.layout import (
+    HEAD_REGION,
     PAGE_TOKENS,
     POOL_REGION,
+    WORKSPACE_REGION,
     ArenaPlan,
     PhasePlan,
     arena_bytes_of,
@@ -38,6 +40,7 @@ from pykvstream.runtime.target import Blueprint, TargetOptions
 
 _WIDEST = 100
 _NARROWEST = 40
+_REGIONS = {HEAD_REGION: "head", POOL_REGION: "pool", WORKSPACE_REGION: "workspace"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +171,7 @@ def _phase(phase: PhasePlan) -> dict[str, object]:
         "unused_bytes": phase.unused_bytes,
         "regions": [
             {
-                "name": "pool" if region.id == POOL_REGION else "workspace",
+                "name": _REGIONS[region.id],
                 "offset_bytes": region.offset_bytes,
                 "size_bytes": region.size_bytes,
             }

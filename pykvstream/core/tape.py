@@ -42,10 +42,11 @@ __all__ = [
 
 
 class TensorKind(enum.IntEnum):
-    """Where a tensor lies: in the workspace, or in memory that each pass supplies."""
+    """Where a tensor lies: in the workspace, or in memory that each pass supplies, to write into or to read from."""
 
     WORK = lib.KVS_TENSOR_WORK
     OUTPUT = lib.KVS_TENSOR_OUTPUT
+    INPUT = lib.KVS_TENSOR_INPUT
 
 
 class RowKind(enum.IntEnum):
@@ -114,7 +115,7 @@ def _fill(array: Any, values: tuple[Any, ...], default: Any) -> None:
 class Tape(Handle):
     """A recorded model for passes of up to ``max_rows`` rows with up to ``max_out_rows`` output rows."""
 
-    __slots__ = ("_device", "_weights", "max_out_rows", "max_rows", "n_outputs")
+    __slots__ = ("_device", "_weights", "max_out_rows", "max_rows", "n_inputs", "n_outputs")
 
     def __init__(self, device: Device, max_rows: int, max_out_rows: int) -> None:
         out = ffi.new("kvs_tape **")
@@ -124,6 +125,7 @@ class Tape(Handle):
         self.max_rows = max_rows
         self.max_out_rows = max_out_rows
         self.n_outputs = 0
+        self.n_inputs = 0
         super().__init__(out[0], lib.kvs_tape_release)
 
     def add_tensor(self, cols: int, *, kind: TensorKind = TensorKind.WORK, rows: RowKind = RowKind.PASS) -> int:
@@ -132,6 +134,7 @@ class Tape(Handle):
         desc = make_struct("kvs_tensor_desc", kind=int(kind), rows=int(rows), cols=cols)
         check(lib.kvs_tape_add_tensor(self.ptr, desc, out), self._device.ptr)
         self.n_outputs += kind is TensorKind.OUTPUT
+        self.n_inputs += kind is TensorKind.INPUT
         tensor_id: int = out[0]
         return tensor_id
 
@@ -235,13 +238,14 @@ class Binding(Handle):
         *,
         positions: NDArray[np.uint32] | None = None,
         state: State | None = None,
+        inputs: tuple[NDArray[np.float32], ...] = (),
     ) -> None:
         """Replay the tape for the open pass.
 
         ``tokens`` ``[n]``; ``out_rows`` ``[m]`` rising row numbers; ``outputs``: one C-contiguous float32 array
         per output tensor, ``[m, cols]``; ``positions`` ``[n]`` or, on three axes, ``[3, n]``: without them rows count
-        on; ``state`` of the pass's sequence, for a tape with recurrent layers. Raises ``Cancelled``, ``Stale``,
-        ``DeviceError``; the pass must then be ended with 0 rows, and given up with ``State.accept(seq, 0)``.
+        on; ``state`` of the pass's sequence, for a tape with recurrent layers; ``inputs``: one C-contiguous float32
+        array per input tensor, ``[n, cols]``. Raises ``Cancelled``, ``Stale``, ``DeviceError``; the pass must then be ended with 0 rows, and given up with ``State.accept(seq, 0)``.
         """
         if self._pager is not None and self._pager.closed:
             raise Closed("the pager of this Binding is closed")
@@ -252,6 +256,7 @@ class Binding(Handle):
             if not is_rows or n_axes not in (1, 3) or positions.shape[-1] != len(tokens):
                 raise InvalidArgument(f"positions must be uint32 [{len(tokens)}] or [3, {len(tokens)}]")
         pointers = ffi.new("float *[]", [ffi.from_buffer("float[]", array) for array in outputs])
+        sources = ffi.new("float *[]", [ffi.from_buffer("float[]", array) for array in inputs])
         desc = make_struct(
             "kvs_pass_desc",
             n_rows=len(tokens),
@@ -264,5 +269,7 @@ class Binding(Handle):
             positions=ffi.NULL if positions is None else ffi.from_buffer("uint32_t[]", positions),
             n_axes=n_axes,
             state=ffi.NULL if state is None else state.ptr,
+            n_inputs=len(inputs),
+            inputs=ffi.cast("float **", sources),
         )
         check(lib.kvs_binding_run(self.ptr, desc), self._device.ptr)

@@ -26,6 +26,7 @@ class GraphBuilder:
         self._nodes: list[Node] = []
         self._outputs: list[Value] = []
         self._deltas: list[DeltaSpec] = []
+        self._inputs: list[Value] = []
         self._n_values = 0
 
     def _value(self, cols: int, rows: RowKind = RowKind.PASS) -> Value:
@@ -36,6 +37,12 @@ class GraphBuilder:
     def _add(self, node: Node) -> Value:
         self._nodes.append(node)
         return node.outputs[0]
+
+    def input(self, cols: int) -> Value:
+        """Rows that the caller of a pass gives, ``[n, cols]``."""
+        value = self._value(cols)
+        self._inputs.append(value)
+        return value
 
     def embed(self, table: str) -> Value:
         """Rows of the table named by the pass's tokens, ``[n, k]``."""
@@ -137,4 +144,4 @@ class GraphBuilder:
         self._outputs.append(x)
 
     def finish(self) -> Graph:
-        return Graph(tuple(self._nodes), self._layers, tuple(self._outputs), tuple(self._deltas))
+        return Graph(tuple(self._nodes), self._layers, tuple(self._outputs), tuple(self._deltas), tuple(self._inputs))

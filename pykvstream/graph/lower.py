@@ -74,6 +74,8 @@ class _Lowering:
             self._tape.add_layer(layer)
         for delta in delta_layers(self._graph, self._weights):
             self._tape.add_delta(delta)
+        for value in self._graph.inputs:
+            self._tensors[value.index] = self._tape.add_tensor(value.cols, kind=TensorKind.INPUT)
         for node in self._graph.nodes:
             self._tape.add_op(self._record(node))
 
@@ -100,6 +102,8 @@ class _Lowering:
     def _write(self, node: Node) -> tuple[int, ...]:
         if node.updates:
             source, target = node.inputs[-1], node.outputs[0]
+            if source in self._graph.inputs:
+                raise InvalidArgument("an input of the pass cannot be written")
             if target.index in self._outputs:
                 raise InvalidArgument("an output must be written by an operation of its own")
             self._tensors[target.index] = self._read(source)

@@ -1,7 +1,7 @@
 """The intermediate form between a model's code and a tape.
 
 Shapes: a ``Value`` is float32 ``[rows, cols]``; ``rows`` is one per token of a pass, or one per requested output row.
-Order: nodes are in execution order; each value is written by exactly one node (static single assignment).
+Order: nodes are in execution order; each value but inputs is written by exactly one node (static single assignment).
 Holds: ``Value``, ``Node``, ``DeltaSpec``, ``Graph``, ``WeightSource``.
 """
 
@@ -87,12 +87,13 @@ class DeltaSpec:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """Nodes in order, the cache layers and recurrent layers they name, and the values handed to the caller."""
+    """Nodes in order, the cache layers and recurrent layers they name, and values that the caller gets and gives."""
 
     nodes: tuple[Node, ...]
     layers: tuple[KvLayer, ...]
     outputs: tuple[Value, ...] = field(default=())
     deltas: tuple[DeltaSpec, ...] = field(default=())
+    inputs: tuple[Value, ...] = field(default=())
 
     def uses(self) -> dict[int, int]:
         """How many nodes read each value (by index)."""

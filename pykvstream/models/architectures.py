@@ -23,9 +23,19 @@ ARCHITECTURES: dict[str, _Builder] = {
 
 
 def build_graph(
-    config: ModelConfig, weights: WeightSource, layers: tuple[KvLayer, ...], rotation: tuple[int, int]
+    config: ModelConfig,
+    weights: WeightSource,
+    layers: tuple[KvLayer, ...],
+    rotation: tuple[int, int],
+    *,
+    with_hidden: bool = False,
 ) -> Graph:
-    """The graph of ``config.architecture``. ``rotation``: Hadamard block of K and V, 0 none."""
+    """The graph of ``config.architecture``. ``rotation``: Hadamard block of K and V, 0 none.
+
+    ``with_hidden``: of a hybrid, with the rows that its MTP head starts from.
+    """
+    if with_hidden and config.architecture in HYBRIDS:
+        return qwen35.build(config, weights, layers, rotation, with_hidden=True)
     builder = ARCHITECTURES.get(config.architecture)
     if builder is None:
         known = ", ".join(ARCHITECTURES)

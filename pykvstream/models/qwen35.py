@@ -23,27 +23,44 @@ from pykvstream.models.hybrid_config import ExpertSize, HybridConfig
 
 
 def build(
-    config: ModelConfig, weights: WeightSource, layers: tuple[KvLayer, ...], rotation: tuple[int, int]
+    config: ModelConfig,
+    weights: WeightSource,
+    layers: tuple[KvLayer, ...],
+    rotation: tuple[int, int],
+    *,
+    with_hidden: bool = False,
 ) -> Graph:
-    """The trunk: tokens in, logits of the requested rows out, ``[m, n_vocab]``. ``layers``: of full attention alone."""
+    """The trunk: tokens in, logits of the requested rows out, ``[m, n_vocab]``. ``layers``: of full attention alone.
+
+    ``with_hidden``: behind the logits also what the MTP head starts from, the normalised rows of all tokens,
+    ``[n, n_embd]``.
+    """
+    return blocks_of(config, weights, layers, rotation).trunk(with_hidden=with_hidden)
+
+
+def blocks_of(
+    config: ModelConfig, weights: WeightSource, layers: tuple[KvLayer, ...], rotation: tuple[int, int]
+) -> Blocks:
+    """A graph that begins. Raises ``InvalidArgument`` for another architecture."""
     if config.hybrid is None:
         raise InvalidArgument(f"{config.architecture} has no recurrent layers")
-    return _Trunk(config, config.hybrid, weights, GraphBuilder(weights, layers), rotation).build()
+    return Blocks(config, config.hybrid, weights, GraphBuilder(weights, layers), rotation)
 
 
 @dataclass(frozen=True, slots=True)
-class _Trunk:
+class Blocks:
+    """What layers are made of, those of the trunk and that of an MTP head."""
+
     config: ModelConfig
     hybrid: HybridConfig
     weights: WeightSource
     g: GraphBuilder
     rotation: tuple[int, int]
 
-    def build(self) -> Graph:
+    def trunk(self, *, with_hidden: bool) -> Graph:
+        """All layers and the output; see ``build``."""
         config, g = self.config, self.g
-        _, *other_axes = self.hybrid.rope_sections
-        sections = (other_axes[0], other_axes[1])
-        table = g.rope_table(config.n_rot, config.rope_base, config.rope_scale, sections=sections)
+        table = self.rope_table()
         x = g.embed("token_embd.weight")
         n_attention = 0
         for i, is_recurrent in enumerate(self.hybrid.is_recurrent):
@@ -51,31 +68,56 @@ class _Trunk:
             if is_recurrent:
                 x = g.add(x, self._delta_net(f"blk.{i}.", h))
             else:
-                x = g.add(x, self._attention(f"blk.{i}.", n_attention, h, table))
+                x = g.add(x, self.attention(f"blk.{i}.", n_attention, h, table))
                 n_attention += 1
             h = g.norm(x, f"blk.{i}.post_attention_norm.weight", config.norm_eps)
-            x = g.add(x, self._feed_forward(f"blk.{i}.", h))
+            x = g.add(x, self.feed_forward(f"blk.{i}.", h))
         hidden = g.norm(g.gather(x), "output_norm.weight", config.norm_eps)
-        is_tied = not self.weights.has("output.weight")
-        g.output(g.linear(hidden, "token_embd.weight" if is_tied else "output.weight"))
+        g.output(g.linear(hidden, self.output_weight))
+        if with_hidden:
+            # Once more, of all rows: what the logits are made of stays as it is without a head.
+            g.output(g.norm(x, "output_norm.weight", config.norm_eps))
         return g.finish()
 
-    def _attention(self, block: str, layer: int, h: Value, table: Value) -> Value:
+    @property
+    def output_weight(self) -> str:
+        """What gives logits; files may leave it to the embedding."""
+        return "output.weight" if self.weights.has("output.weight") else "token_embd.weight"
+
+    def rope_table(self) -> Value:
+        """Rotations of the rows of a pass on three axes."""
+        config = self.config
+        _, second, third = self.hybrid.rope_sections
+        return self.g.rope_table(config.n_rot, config.rope_base, config.rope_scale, sections=(second, third))
+
+    def keys_and_values(self, block: str, h: Value, table: Value) -> tuple[Value, Value]:
+        """What the cache keeps of each row."""
+        k = self.g.linear(h, block + "attn_k.weight")
+        v = self.g.linear(h, block + "attn_v.weight")
+        return self._as_cached(block, k, v, table)
+
+    def _as_cached(self, block: str, k: Value, v: Value, table: Value) -> tuple[Value, Value]:
+        rotate_k, rotate_v = self.rotation
+        k = self._turned(k, block + "attn_k_norm.weight", table)
+        return self.g.hadamard(k, rotate_k) if rotate_k else k, self.g.hadamard(v, rotate_v) if rotate_v else v
+
+    def _turned(self, x: Value, norm: str, table: Value) -> Value:
+        config, g = self.config, self.g
+        x = g.norm(x, norm, config.norm_eps, group=config.head_dim_k)
+        return g.rope(x, table, config.head_dim_k, config.n_rot, config.rope_mode)
+
+    def attention(self, block: str, layer: int, h: Value, table: Value) -> Value:
+        """Gated attention of a block whose keys and values are in ``layer`` of the cache."""
         config, g = self.config, self.g
         q = g.linear(h, block + "attn_q.query")
         k = g.linear(h, block + "attn_k.weight")
         v = g.linear(h, block + "attn_v.weight")
         gate = g.linear(h, block + "attn_q.gate")
-        q = g.norm(q, block + "attn_q_norm.weight", config.norm_eps, group=config.head_dim_k)
-        k = g.norm(k, block + "attn_k_norm.weight", config.norm_eps, group=config.head_dim_k)
-        q = g.rope(q, table, config.head_dim_k, config.n_rot, config.rope_mode)
-        k = g.rope(k, table, config.head_dim_k, config.n_rot, config.rope_mode)
         rotate_k, rotate_v = self.rotation
+        q = self._turned(q, block + "attn_q_norm.weight", table)
         if rotate_k:
-            q, k = g.hadamard(q, rotate_k), g.hadamard(k, rotate_k)
-        if rotate_v:
-            v = g.hadamard(v, rotate_v)
-        g.kv_write(layer, k, v)
+            q = g.hadamard(q, rotate_k)
+        g.kv_write(layer, *self._as_cached(block, k, v, table))
         out = g.attend(layer, q, config.n_heads, 1.0 / math.sqrt(config.head_dim_k))
         if rotate_v:
             out = g.hadamard(out, rotate_v)
@@ -102,7 +144,8 @@ class _Trunk:
         out = g.norm(out, block + "ssm_norm.weight", self.config.norm_eps, group=size.head_dim)
         return g.linear(g.swiglu(z, out), block + "ssm_out.weight")
 
-    def _feed_forward(self, block: str, h: Value) -> Value:
+    def feed_forward(self, block: str, h: Value) -> Value:
+        """The dense or the routed part of a block."""
         if self.hybrid.experts is None:
             return self._gated(h, block, "")
         return self._experts(block, h, self.hybrid.experts)

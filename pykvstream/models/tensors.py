@@ -1,8 +1,8 @@
-"""Which tensors a file of a configuration must and may hold, and which weights are rows of a tensor.
+"""Which tensors a file of a configuration must and may hold, and which weights are part of a tensor.
 
 Shapes: in ne order, the row length first, as files state them.
 Source: spec/model.md 1.2.
-Holds: ``check_tensors`` compares all of it before anything is loaded; ``row_selections``.
+Holds: ``check_tensors`` compares all of it before anything is loaded; ``selections``.
 """
 
 from __future__ import annotations
@@ -35,6 +35,18 @@ class RowSelection:
     @property
     def n_rows(self) -> int:
         return self.repeats * self.count
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnSelection:
+    """Values ``begin`` to ``begin + count`` of each row of a matrix that are a weight of their own; whole blocks."""
+
+    tensor: str
+    begin: int
+    count: int
+
+
+Selection = RowSelection | ColumnSelection
 
 
 @dataclass(slots=True)
@@ -215,13 +227,13 @@ def _expect_mtp(expected: _Expected, config: ModelConfig, i: int) -> None:
     expected.allow(block + "shared_head_head.weight", (n_embd, config.n_vocab))
 
 
-def row_selections(file: GgufFile, config: ModelConfig) -> dict[str, RowSelection]:
-    """Weights that graphs name and files hold as rows of a larger tensor, by the name that graphs use.
+def selections(file: GgufFile, config: ModelConfig) -> dict[str, Selection]:
+    """Weights that graphs name and files hold as part of a larger tensor, by the name that graphs use.
 
     Query and gate rows of attention alternate head by head; fused tensors hold their parts one after another, those
-    of experts expert by expert.
+    of experts expert by expert. The columns of an MTP head's projection belong to the token, then to the hidden row.
     """
-    found: dict[str, RowSelection] = {}
+    found: dict[str, Selection] = {}
     if config.hybrid is None:
         return found
     for i in (*config.hybrid.attention_layers, *config.hybrid.mtp_blocks):
@@ -231,6 +243,10 @@ def row_selections(file: GgufFile, config: ModelConfig) -> dict[str, RowSelectio
         for i in (*range(config.n_layers), *config.hybrid.mtp_blocks):
             if _is_fused_experts(file, i):
                 found |= _expert_rows(experts, i)
+    for i in config.hybrid.mtp_blocks:
+        name = f"blk.{i}.nextn.eh_proj."
+        for part, begin in (("embedding", 0), ("hidden", config.n_embd)):
+            found[name + part] = ColumnSelection(name + "weight", begin, config.n_embd)
     return found
 
 

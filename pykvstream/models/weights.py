@@ -13,21 +13,21 @@ from numpy.typing import NDArray
 
 from pykvstream.core.device import Device
 from pykvstream.core.tape import Weight, WeightLayout
-from pykvstream.errors import FormatError
-from pykvstream.gguf import GgufFile
+from pykvstream.errors import FormatError, Unsupported
+from pykvstream.gguf import GgufFile, TensorInfo
 from pykvstream.gguf.metadata import Bytes
-from pykvstream.models.tensors import RowSelection
+from pykvstream.models.tensors import ColumnSelection, Selection
 
 Progress = Callable[[str, int], None]
 """``progress(tensor name, bytes)`` after each tensor that was brought to the device; borrowed rows are not."""
 
-_NOTHING: Mapping[str, RowSelection] = MappingProxyType({})
+_NOTHING: Mapping[str, Selection] = MappingProxyType({})
 
 
 class FileWeights:
     """The tensors of a file as device weights. ``declared``: shapes only, nothing is read or brought anywhere.
 
-    ``selections``: weights that are rows of a tensor, by name. A tensor of three dimensions is one of all its rows.
+    ``selections``: weights that are part of a tensor, by name. A tensor of three dimensions is one of all its rows.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class FileWeights:
         progress: Progress | None = None,
         *,
         declared: bool = False,
-        selections: Mapping[str, RowSelection] = _NOTHING,
+        selections: Mapping[str, Selection] = _NOTHING,
     ) -> None:
         self._declared = declared
         self._file = file
@@ -54,6 +54,9 @@ class FileWeights:
         selection = self._selections.get(name)
         info = self._file.tensor(name if selection is None else selection.tensor)
         k = info.shape[0]
+        if isinstance(selection, ColumnSelection):
+            _require_blocks(info, selection)
+            return info.n_values // k, selection.count
         return (info.n_values // k if selection is None else selection.n_rows), k
 
     def factors(self, name: str) -> str | None:
@@ -82,11 +85,14 @@ class FileWeights:
                 self._progress(name, n * info.type.row_bytes(k))
         return self._made[key]
 
-    def _bytes(self, name: str, selection: RowSelection | None) -> NDArray[np.uint8]:
+    def _bytes(self, name: str, selection: Selection | None) -> NDArray[np.uint8]:
         if selection is None:
             return self._read(name)
         info = self._file.tensor(selection.tensor)
         rows = self._read(selection.tensor).reshape(-1, info.type.row_bytes(info.shape[0]))
+        if isinstance(selection, ColumnSelection):
+            first, n_bytes = info.type.row_bytes(selection.begin), info.type.row_bytes(selection.count)
+            return np.ascontiguousarray(rows[:, first : first + n_bytes]).reshape(-1)
         span = rows[selection.base : selection.base + selection.repeats * selection.stride]
         parts = span.reshape(selection.repeats, selection.stride, -1)
         chosen = parts[:, selection.offset : selection.offset + selection.count]
@@ -116,3 +122,12 @@ class FileWeights:
         for weight in self._made.values():
             weight.close()
         self._made.clear()
+
+
+def _require_blocks(info: TensorInfo, selection: ColumnSelection) -> None:
+    """A block of values has one scale and cannot be divided."""
+    size = info.type.block_values
+    if selection.begin % size or selection.count % size:
+        raise Unsupported(
+            f"tensor {info.name!r} of type {info.type.name}: {selection.count} values are no whole blocks of {size}"
+        )

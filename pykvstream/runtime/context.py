@@ -19,6 +19,7 @@ from pykvstream.core.pager import Pager
 from pykvstream.core.state import State
 from pykvstream.errors import NotFound
 from pykvstream.runtime.checkpoints import CheckpointStore, KeptStates
+from pykvstream.runtime.hidden import HeadContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +33,13 @@ class Checkpoint:
 class Context:
     """One sequence of a target. ``state`` is None where the model has no recurrent layers.
 
-    ``kept``: snapshots of the state at earlier tokens of this very sequence.
+    ``kept``: snapshots of the state at earlier tokens of this very sequence. ``head``: what an MTP head knows of it.
     """
 
-    def __init__(self, seq: Seq, state: State | None = None) -> None:
+    def __init__(self, seq: Seq, state: State | None = None, head: HeadContext | None = None) -> None:
         self.seq = seq
         self.state = state
+        self.head = head
         self.kept: KeptStates = {}
         if state is not None:
             state.attach(seq)
@@ -77,6 +79,7 @@ class Context:
             return
         pager.truncate(self.seq, n_tokens)
         self.state.attach(self.seq)
+        self._cut_head(n_tokens)
 
     def go_back(self, pager: Pager, store: CheckpointStore, n_tokens: int) -> None:
         """Go back to where a state is kept. After an error ``settle`` brings both parts to one token, here or there."""
@@ -103,6 +106,7 @@ class Context:
         """Cut both; of what is that long already the state only takes note."""
         if n_tokens != self.n_tokens:
             pager.truncate(self.seq, n_tokens)
+        self._cut_head(n_tokens)
         if self.state is None:
             return
         if n_tokens == 0:
@@ -110,6 +114,10 @@ class Context:
             self.state.attach(self.seq)
         else:
             self.state.truncate(self.seq, n_tokens)
+
+    def _cut_head(self, n_tokens: int) -> None:
+        if self.head is not None:
+            self.head.truncate(n_tokens)
 
     def checkpoint(self) -> Checkpoint:
         """Take what ``restore`` needs."""
@@ -124,9 +132,13 @@ class Context:
         pager.truncate(self.seq, checkpoint.n_tokens)
         self.state.load(checkpoint.image)
         self.state.attach(self.seq)
+        self._cut_head(checkpoint.n_tokens)
 
     def fork(self, device: Device) -> Context:
-        """A context with the same tokens: pages are shared until one of the two writes, the state is copied."""
+        """A context with the same tokens: pages are shared until one of the two writes, the state is copied.
+
+        It has no ``head``.
+        """
         with ExitStack() as stack:
             seq = stack.enter_context(self.seq.fork())
             state = None
@@ -150,4 +162,6 @@ class Context:
         """Give everything back. A second call does nothing."""
         if self.state is not None:
             self.state.close()
+        if self.head is not None:
+            self.head.close()
         self.seq.close()

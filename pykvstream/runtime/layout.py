@@ -2,10 +2,11 @@
 
 Shapes: a phase's layout is two regions in address order: the page pool (equal slots of the largest page
     record; the first ``ring_slots`` are the ring, the others hold resident pages), behind it the workspace.
+    With an MTP head its pool comes first, the same in all phases: one more layer, with a history of its own.
 Units: ``_bytes``, ``_tokens``, ``_pages`` (256 positions of one layer), ``_slots``, ``_rows`` (of a pass).
 Holds: a ``Pool`` that exists is large enough; ``Pool.deal`` uses every slot; a layout ends inside its arena.
 
-The pool starts at offset 0 in every phase, so that a slot keeps its address when the workspace behind it
+The pools start at the same offset in every phase, so that a slot keeps its address when the workspace behind it
 grows or shrinks, and pages in slots that both phases have stay where they are.
 
 Resident pages are dealt evenly. Giving some layers everything and letting a few stream the rest moves no
@@ -26,6 +27,7 @@ PAGE_TOKENS = 256
 ALIGNMENT_BYTES = 64
 POOL_REGION = 1
 WORKSPACE_REGION = 2
+HEAD_REGION = 3
 RUN_BYTES = 16 << 20
 """The longest copy that still gains speed on a bus; two of them keep it busy (one read while one arrives)."""
 
@@ -79,12 +81,14 @@ class CacheShape:
     """The page records of a cache: the largest (a slot), and one page of every layer (a column).
 
     ``record_bytes`` names each layer's record where they differ; empty means that all are ``slot_bytes``.
+    ``head_rows``: widest pass of an MTP head, whose layer has records of ``slot_bytes`` beside these; 0: no head.
     """
 
     n_layers: int
     slot_bytes: int
     column_bytes: int
     record_bytes: tuple[int, ...] = ()
+    head_rows: int = 0
 
     def __post_init__(self) -> None:
         for name in ("n_layers", "slot_bytes", "column_bytes"):
@@ -108,8 +112,15 @@ class CacheShape:
         return max(1, RUN_BYTES // self.slot_bytes)
 
     def history_bytes(self, n_tokens: int) -> int:
-        """Return the host bytes of a history of ``n_tokens``."""
+        """Return the host bytes of a history of ``n_tokens``, without that of a head."""
         return pages_of(n_tokens) * self.column_bytes
+
+    def head_bounds(self, ctx_tokens: int) -> tuple[int, int]:
+        """Return the fewest slots with which the head's layer works, and those with which it never streams."""
+        if self.head_rows == 0:
+            return 0, 0
+        most = pages_of(ctx_tokens)
+        return min(tail_pages(min(self.head_rows, ctx_tokens)) + 1, most), most
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,22 +229,31 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class PhasePlan:
-    """One phase's layout. ``max_rows`` is the need's, but no pass is wider than the context."""
+    """One phase's layout. ``max_rows`` is the need's, but no pass is wider than the context.
+
+    ``regions`` in address order; ``head``: how the head's pool is divided.
+    """
 
     need: PhaseNeed
     max_rows: int
     pool: Pool
     placement: Placement
-    regions: tuple[Region, Region]
+    regions: tuple[Region, ...]
     unused_bytes: int
+    head: Placement | None = None
 
     @property
     def pool_region(self) -> Region:
-        return self.regions[0]
+        return self.regions[-2]
 
     @property
     def workspace_region(self) -> Region:
-        return self.regions[1]
+        return self.regions[-1]
+
+    @property
+    def head_bytes(self) -> int:
+        """Of the head's pool."""
+        return self.pool_region.offset_bytes
 
     @property
     def is_fully_resident(self) -> bool:
@@ -295,8 +315,9 @@ def _checked_size(what: str, n_bytes: int) -> int:
     return n_bytes
 
 
-def _phase_bytes(shape: CacheShape, need: PhaseNeed, n_slots: int) -> int:
-    return round_up(n_slots * shape.slot_bytes) + round_up(need.workspace_bytes)
+def _phase_bytes(shape: CacheShape, need: PhaseNeed, n_slots: int, head_slots: int) -> int:
+    n_bytes = round_up(n_slots * shape.slot_bytes) + round_up(need.workspace_bytes)
+    return round_up(head_slots * shape.slot_bytes) + n_bytes
 
 
 def _check_needs(ctx_tokens: int, needs: Sequence[PhaseNeed]) -> None:
@@ -315,10 +336,12 @@ def smallest_arena_bytes(shape: CacheShape, ctx_tokens: int, needs: Sequence[Pha
         slots(phase) = min(n_layers * tail + 1, n_layers * ctx_pages)
         smallest     = max over phases of round64(slots * slot_bytes) + round64(workspace_bytes)
 
-    The one slot is the smallest ring. A context that the tail covers never streams and needs none.
+    The one slot is the smallest ring. A context that the tail covers never streams and needs none. A head adds the
+    same for its one layer, ``round64(slots * slot_bytes)``.
     """
     _check_needs(ctx_tokens, needs)
-    sizes = (_phase_bytes(shape, need, _bounds(shape, need, ctx_tokens)[0]) for need in needs)
+    head = shape.head_bounds(ctx_tokens)[0]
+    sizes = (_phase_bytes(shape, need, _bounds(shape, need, ctx_tokens)[0], head) for need in needs)
     return _checked_size("the smallest arena", max(sizes))
 
 
@@ -328,25 +351,57 @@ def recommended_arena_bytes(shape: CacheShape, ctx_tokens: int, needs: Sequence[
     As ``smallest_arena_bytes`` with ``slots(phase) = n_layers * ctx_pages``.
     """
     _check_needs(ctx_tokens, needs)
-    sizes = (_phase_bytes(shape, need, _bounds(shape, need, ctx_tokens)[1]) for need in needs)
+    head = shape.head_bounds(ctx_tokens)[1]
+    sizes = (_phase_bytes(shape, need, _bounds(shape, need, ctx_tokens)[1], head) for need in needs)
     return _checked_size("the fully resident arena", max(sizes))
 
 
-def _plan_phase(shape: CacheShape, arena_bytes: int, ctx_tokens: int, need: PhaseNeed) -> PhasePlan:
+def _head_slots(shape: CacheShape, arena_bytes: int, ctx_tokens: int, needs: Sequence[PhaseNeed]) -> int:
+    """Return slots of the head's layer: as many as each layer has in the phase with the smallest pool."""
+    floor, most = shape.head_bounds(ctx_tokens)
+    workspace = max(round_up(need.workspace_bytes) for need in needs)
+    even = (arena_bytes - workspace) // shape.slot_bytes // (shape.n_layers + 1)
+    spare = min(
+        arena_bytes - _phase_bytes(shape, need, _bounds(shape, need, ctx_tokens)[0], 0) - ALIGNMENT_BYTES
+        for need in needs
+    )
+    return min(max(floor, min(even, spare // shape.slot_bytes)), most)
+
+
+def _place_head(shape: CacheShape, ctx_tokens: int, n_slots: int) -> Placement | None:
+    if n_slots == 0:
+        return None
+    rows = min(shape.head_rows, ctx_tokens)
+    ring = 0
+    if n_slots < shape.head_bounds(ctx_tokens)[1]:
+        ring = min(2 * max(1, n_slots // (2 * _RING_SHARE)), n_slots - tail_pages(rows))
+    return Placement((n_slots - ring,), ring, rows)
+
+
+def _plan_phase(
+    shape: CacheShape, arena_bytes: int, ctx_tokens: int, need: PhaseNeed, head: Placement | None
+) -> PhasePlan:
     rows = _rows_of(need, ctx_tokens)
-    room = (arena_bytes - round_up(need.workspace_bytes)) // ALIGNMENT_BYTES * ALIGNMENT_BYTES
+    head_bytes = 0 if head is None else round_up(head.n_slots * shape.slot_bytes)
+    room = (arena_bytes - head_bytes - round_up(need.workspace_bytes)) // ALIGNMENT_BYTES * ALIGNMENT_BYTES
     n_slots = min(room // shape.slot_bytes, _bounds(shape, need, ctx_tokens)[1], _LARGEST_SLOTS)
     pool = Pool(shape.n_layers, n_slots, tail_pages(rows), pages_of(ctx_tokens))
     ring = pool.unmeasured_ring(shape.run_pages)
     pool_bytes = round_up(n_slots * shape.slot_bytes)
     workspace_bytes = round_up(need.workspace_bytes)
+    head_region = () if head is None else (Region(HEAD_REGION, 0, head_bytes),)
     return PhasePlan(
         need=need,
         max_rows=rows,
         pool=pool,
         placement=Placement(pool.deal(ring), ring, rows),
-        regions=(Region(POOL_REGION, 0, pool_bytes), Region(WORKSPACE_REGION, pool_bytes, workspace_bytes)),
-        unused_bytes=arena_bytes - pool_bytes - workspace_bytes,
+        regions=(
+            *head_region,
+            Region(POOL_REGION, head_bytes, pool_bytes),
+            Region(WORKSPACE_REGION, head_bytes + pool_bytes, workspace_bytes),
+        ),
+        unused_bytes=arena_bytes - head_bytes - pool_bytes - workspace_bytes,
+        head=head,
     )
 
 
@@ -356,17 +411,18 @@ def plan_arena(shape: CacheShape, arena_bytes: int, ctx_tokens: int, needs: Sequ
     require_int("arena_bytes", arena_bytes, 0)
     _checked_size("the arena", arena_bytes)
     if arena_bytes < smallest:
-        widest = max(needs, key=lambda need: _phase_bytes(shape, need, _bounds(shape, need, ctx_tokens)[0]))
+        widest = max(needs, key=lambda need: _phase_bytes(shape, need, _bounds(shape, need, ctx_tokens)[0], 0))
         raise NoSpace(
             f"arena too small: need {with_mib(smallest)}, have {with_mib(arena_bytes)}"
             f" (phase {widest.name}: {_bounds(shape, widest, ctx_tokens)[0]} page slots of {shape.slot_bytes}"
             f" bytes, workspace of {with_mib(widest.workspace_bytes)})"
         )
+    head = _place_head(shape, ctx_tokens, _head_slots(shape, arena_bytes, ctx_tokens, needs))
     return ArenaPlan(
         shape=shape,
         arena_bytes=arena_bytes,
         ctx_tokens=ctx_tokens,
-        phases=tuple(_plan_phase(shape, arena_bytes, ctx_tokens, need) for need in needs),
+        phases=tuple(_plan_phase(shape, arena_bytes, ctx_tokens, need, head) for need in needs),
         smallest_bytes=smallest,
         recommended_bytes=recommended_arena_bytes(shape, ctx_tokens, needs),
     )

@@ -1,7 +1,7 @@
 """What the runtime does at each step of a phase transition.
 
 Order: steps come from the coordinator of the core (``include/kvstream/phase.h``); undo visits the same steps backwards.
-Holds: ``PhaseResources``, the one consumer of the pool and workspace regions.
+Holds: ``PhaseResources``, the one consumer of the pools and the workspace region.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from pykvstream.core.pager import Pager
 from pykvstream.core.phase import PhaseStep
 from pykvstream.core.tape import Binding, Tape
 from pykvstream.errors import Busy, KvStreamError
-from pykvstream.runtime.layout import POOL_REGION, WORKSPACE_REGION, Placement
+from pykvstream.runtime.head import Head
+from pykvstream.runtime.layout import HEAD_REGION, POOL_REGION, WORKSPACE_REGION, Placement
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +29,19 @@ class PhaseTape:
 
 
 class PhaseResources:
-    """Pool, workspace and binding of the active phase; gives them up and takes them as the coordinator says."""
+    """Pool, workspace and binding of the active phase; gives them up and takes them as the coordinator says.
 
-    def __init__(self, device: Device, arena: Arena, pager: Pager, phases: Sequence[PhaseTape]) -> None:
+    An MTP head has its pool and its tapes in every phase, beside the others.
+    """
+
+    def __init__(
+        self, device: Device, arena: Arena, pager: Pager, phases: Sequence[PhaseTape], head: Head | None = None
+    ) -> None:
         self._device = device
         self._arena = arena
         self._pager = pager
         self._phases = list(phases)
+        self._head = head
         self._workspace: Lease | None = None
         self._binding: Binding | None = None
         self._active: int | None = None
@@ -46,6 +53,10 @@ class PhaseResources:
         if self._binding is None:
             raise Busy("no phase is active")
         return self._binding
+
+    @property
+    def _pagers(self) -> tuple[Pager, ...]:
+        return (self._pager,) if self._head is None else (self._pager, self._head.pager)
 
     def placement_of(self, phase: int) -> Placement:
         return self._phases[phase].placement
@@ -79,10 +90,11 @@ class PhaseResources:
             error.add_note(f"while undoing: {second!r}")
 
     def _run(self, step: PhaseStep, phase: int) -> None:
-        if step is PhaseStep.STOP and self._pager.info.is_in_pass:
+        if step is PhaseStep.STOP and any(pager.info.is_in_pass for pager in self._pagers):
             raise Busy("a pass is open")
         if step is PhaseStep.DRAIN:
-            self._pager.publish_wait()
+            for pager in self._pagers:
+                pager.publish_wait()
         elif step is PhaseStep.INVALIDATE:
             self._unbind()
         elif step is PhaseStep.RELEASE:
@@ -121,7 +133,8 @@ class PhaseResources:
     def release(self) -> None:
         """Give up binding and leases. Raises ``DeviceError`` while the last rows cannot be written to history."""
         self._unbind()
-        self._pager.detach()
+        for pager in self._pagers:
+            pager.detach()
         self._leave_workspace()
 
     def close(self) -> None:
@@ -135,6 +148,9 @@ class PhaseResources:
         if not self._pager.info.is_attached:
             with self._arena.acquire(POOL_REGION) as pool:
                 self._pager.attach(pool, self._phases[phase].placement)
+        if self._head is not None and not self._head.pager.info.is_attached:
+            with self._arena.acquire(HEAD_REGION) as pool:
+                self._head.pager.attach(pool, self._head.placement)
         if self._workspace is None:
             self._workspace = self._arena.acquire(WORKSPACE_REGION)
 
@@ -144,6 +160,11 @@ class PhaseResources:
         if self._binding is None:
             self._binding = Binding(
                 self._device, self._phases[phase].tape, self._arena, self._workspace, self._pager
+            )
+        if self._head is not None and not self._head.bindings:
+            self._head.bindings = tuple(
+                Binding(self._device, tape, self._arena, self._workspace, self._head.pager)
+                for tape in self._head.blueprint.tapes
             )
 
     # Forgotten first, closed then: an interrupt between the two leaves it to the collector.
@@ -157,3 +178,7 @@ class PhaseResources:
         binding, self._binding = self._binding, None
         if binding is not None:
             binding.close()
+        if self._head is not None:
+            bindings, self._head.bindings = self._head.bindings, ()
+            for each in bindings:
+                each.close()

@@ -34,11 +34,22 @@ from pykvstream.graph import Graph, delta_layers, lower
 from pykvstream.models import ModelConfig
 from pykvstream.models.architectures import build_graph
 from pykvstream.models.hybrid_config import HybridConfig
-from pykvstream.models.tensors import check_tensors, row_selections
+from pykvstream.models.mtp import check_head
+from pykvstream.models.tensors import check_tensors, selections
 from pykvstream.models.weights import FileWeights
 from pykvstream.runtime.checkpoints import CheckpointStore, checkpoint_slots
 from pykvstream.runtime.context import Checkpoint, Context
-from pykvstream.runtime.layout import ArenaPlan, CacheShape, PhaseNeed, Placement, pages_of, plan_arena, require_int
+from pykvstream.runtime.head import CATCH_UP_ROWS, Head, HeadBlueprint
+from pykvstream.runtime.layout import (
+    PAGE_TOKENS,
+    ArenaPlan,
+    CacheShape,
+    PhaseNeed,
+    Placement,
+    pages_of,
+    plan_arena,
+    require_int,
+)
 from pykvstream.runtime.phases import PhaseResources, PhaseTape
 from pykvstream.runtime.placer import Placer
 
@@ -65,7 +76,7 @@ class TargetOptions:
 
     ``log_rows``: of models with recurrent layers, the widest decode or verify pass, whose rows the log of every
     session must hold; at most ``DECODE_ROWS``. ``checkpoint_bytes``: of these, host memory for snapshots of the past;
-    0 keeps none, None chooses.
+    0 keeps none, None chooses. ``mtp``: with the MTP head of the file, which then takes part of the arena.
     """
 
     cache_type_k: GgmlType
@@ -76,6 +87,7 @@ class TargetOptions:
     fused: bool = True
     log_rows: int = DECODE_ROWS
     checkpoint_bytes: int | None = None
+    mtp: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,12 +175,21 @@ class Blueprint:
         record = record_layout(layer)
         n_layers = len(config.attention_layers)
         self.layers = (layer,) * n_layers
-        self.shape = CacheShape(n_layers, record.record_bytes, record.record_bytes * n_layers)
-        selections = row_selections(file, config)
-        self.weights = FileWeights(file, device, progress, declared=declared, selections=selections)
+        if options.mtp:
+            check_head(config)
+        head_rows = CATCH_UP_ROWS if options.mtp else 0
+        self.shape = CacheShape(
+            n_layers, record.record_bytes, record.record_bytes * n_layers, head_rows=head_rows
+        )
+        parts = selections(file, config)
+        self.weights = FileWeights(file, device, progress, declared=declared, selections=parts)
         self._tapes: list[Tape] = []
+        self.head: HeadBlueprint | None = None
         try:
-            graph = build_graph(config, self.weights, self.layers, (record.rotation_k, record.rotation_v))
+            rotation = record.rotation_k, record.rotation_v
+            graph = build_graph(config, self.weights, self.layers, rotation, with_hidden=options.mtp)
+            if options.mtp:
+                self.head = HeadBlueprint(config, self.weights, layer, device, options.ctx_tokens)
             self.deltas = delta_layers(graph, self.weights)
             for phase in Phase:
                 self._tapes.append(self._lower(graph, device, phase))
@@ -181,8 +202,9 @@ class Blueprint:
         except BaseException:
             self.close()
             raise
+        of_head = 0 if self.head is None else self.head.workspace_bytes
         self.needs = tuple(
-            PhaseNeed(phase.name.lower(), tape.max_rows, tape.info.workspace_bytes)
+            PhaseNeed(phase.name.lower(), tape.max_rows, max(tape.info.workspace_bytes, of_head))
             for phase, tape in zip(Phase, self._tapes, strict=True)
         )
 
@@ -222,9 +244,13 @@ class Blueprint:
         image of that which a prompt can be undone by, and snapshots with what they pass through."""
         history = self.shape.history_bytes(self.options.ctx_tokens)
         states = 2 * self.state_bytes + self.checkpoint_bytes + self.stage_bytes
+        if self.head is not None:
+            history += self.head.host_bytes(self.options.ctx_tokens, PAGE_TOKENS)
         return history + arena_bytes + self.weights.device_bytes + states
 
     def close(self) -> None:
+        if self.head is not None:
+            self.head.close()
         for tape in self._tapes:
             tape.close()
         self.weights.close()
@@ -258,12 +284,18 @@ class Target:
             self._arena = stack.enter_context(Arena(device, arena_bytes))
             self._cache = stack.enter_context(Cache(device, blueprint.layers))
             self._pager = stack.enter_context(Pager(device, self._cache))
+            self.head: Head | None = None
+            placement = self.plan.phases[Phase.DECODE.value].head
+            if blueprint.head is not None and placement is not None:
+                self.head = Head(device, blueprint.head, placement)
+                stack.callback(self.head.close)
             self._coordinator = stack.enter_context(PhaseCoordinator(self._arena))
             self._resources = PhaseResources(
                 device,
                 self._arena,
                 self._pager,
                 [PhaseTape(blueprint.tape(phase), self.plan.phases[phase.value].placement) for phase in Phase],
+                self.head,
             )
             for phase in Phase:
                 self._coordinator.add_phase(
@@ -351,7 +383,8 @@ class Target:
             state = None
             if self.blueprint.deltas:
                 state = stack.enter_context(State(self._device, self.blueprint.deltas, self.blueprint.log_rows))
-            context = Context(seq, state)
+            head = None if self.head is None else self.head.context(ctx_tokens)
+            context = Context(seq, state, head)
             stack.pop_all()
         self._contexts.add(context)
         return context
@@ -406,19 +439,28 @@ class Target:
         ``tokens`` ``[n]``, ``out_rows`` ``[m]`` rising, ``out`` ``[m, n_vocab_rows]``; ``positions`` ``[n]`` or ``[3,
         n]``, by default the number of each row. After any error the context is as before.
         """
+        head = context.head
+        hidden = None if head is None else np.empty((len(tokens), self.blueprint.config.n_embd), np.float32)
         placer = self._placer if self._phase is Phase.DECODE else None
         if placer is not None:
             placer.prepare(pages_of(context.n_tokens + len(tokens)), len(tokens))
         self._pager.begin(context.seq, len(tokens))
         try:
             self._resources.binding.run(
-                tokens, out_rows, (out,), cancel, positions=positions, state=context.state
+                tokens,
+                out_rows,
+                (out,) if hidden is None else (out, hidden),
+                cancel,
+                positions=positions,
+                state=context.state,
             )
             self._pager.end(len(tokens))
             context.accept(len(tokens))
         except BaseException:
             self.recover(context)
             raise
+        if head is not None and hidden is not None:
+            head.hidden.append(context.n_tokens - len(tokens), hidden)
         if placer is not None:
             placer.observe(self._device.info, self._pager.info, time.perf_counter())
 
@@ -436,6 +478,8 @@ class Target:
         """Keep a snapshot of the recurrent state as it stands."""
         if self.checkpoints is not None and context.state is not None:
             self.checkpoints.capture(context.state, context.kept)
+            if context.head is not None:
+                context.head.keep(context.n_tokens)
 
     def newest_kept(self, context: Context, n_tokens: int) -> int | None:
         """The last position up to ``n_tokens`` that ``go_back`` reaches."""
@@ -460,6 +504,8 @@ class Target:
         """Let go of snapshots beyond a position: tokens there are others now."""
         if self.checkpoints is not None:
             self.checkpoints.release(context.kept, beyond)
+        if context.head is not None:
+            context.head.forget(beyond)
 
     def checkpoint(self, context: Context, phase: Phase, n_tokens: int) -> Checkpoint:
         """What it takes to go back after running ``n_tokens``: an image of the state where its log will not do."""
@@ -475,6 +521,8 @@ class Target:
         """A context with the same history; pages are shared until one of the two writes."""
         self._pager.publish_wait()
         child = context.fork(self._device)
+        if self.head is not None and context.head is not None:
+            child.head = self.head.fork(context.head)
         if self.checkpoints is not None:
             child.kept = self.checkpoints.share(context.kept)
         self._contexts.add(child)
@@ -489,6 +537,8 @@ class Target:
                 self._pager.drop(context.seq)
         finally:
             self.forget(context, -1)
+            if self.head is not None and context.head is not None:
+                self.head.release(context.head)
             context.close()
 
     def check_integrity(self) -> None:
@@ -499,6 +549,8 @@ class Target:
             context.check_integrity()
         if self.checkpoints is not None:
             self.checkpoints.check_integrity()
+        if self.head is not None:
+            self.head.check_integrity()
 
     def stop(self) -> None:
         """Refuse whoever comes from now on, and cancel the call that is at work. Any thread.

@@ -76,7 +76,7 @@ static void test_tensors_weights_and_layers_refuse(void)
     CHECK_STATUS(kvs_tape_add_tensor(NULL, &desc, &id), KVS_EINVAL);
     CHECK_STATUS(kvs_tape_add_tensor(b.tape, NULL, &id), KVS_EINVAL);
     CHECK_STATUS(kvs_tape_add_tensor(b.tape, &desc, NULL), KVS_EINVAL);
-    desc.kind = 2;
+    desc.kind = KVS_TENSOR_INPUT + 1;
     CHECK_STATUS(kvs_tape_add_tensor(b.tape, &desc, &id), KVS_EINVAL);
     desc = (kvs_tensor_desc){.struct_size = sizeof desc, .rows = 2, .cols = 1};
     CHECK_STATUS(kvs_tape_add_tensor(b.tape, &desc, &id), KVS_EINVAL);

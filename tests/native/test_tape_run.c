@@ -142,6 +142,65 @@ static void test_a_pass_refuses(void)
     close_player(&p);
 }
 
+/* out = table[token] + the row that the pass brings */
+static void test_a_pass_reads_the_rows_that_it_is_given(void)
+{
+    player p = {.device = rig_device(0, 0)};
+    p.weight = rows_weight(p.device);
+    CHECK_OK(kvs_tape_create(p.device, MAX_ROWS, 0, &p.tape));
+    uint32_t id;
+    CHECK_OK(kvs_tape_add_weight(p.tape, p.weight, &id));
+    const uint32_t given = tensor(p.tape, KVS_TENSOR_INPUT, KVS_ROWS_PASS, COLS);
+    const uint32_t out = tensor(p.tape, KVS_TENSOR_OUTPUT, KVS_ROWS_PASS, COLS);
+    const kvs_tensor_desc wanted_rows = {
+        .struct_size = sizeof wanted_rows, .kind = KVS_TENSOR_INPUT, .rows = KVS_ROWS_OUT, .cols = COLS};
+    CHECK_STATUS(kvs_tape_add_tensor(p.tape, &wanted_rows, &id), KVS_EINVAL);
+    add_embed(p.tape, out);
+    add_binary(p.tape, KVS_OP_ADD, given, out);
+    CHECK_OK(kvs_tape_seal(p.tape));
+    kvs_tape_info info = {.struct_size = sizeof info};
+    CHECK_OK(kvs_tape_get_info(p.tape, &info));
+    p.arena = make_arena(p.device, info.workspace_bytes + 64);
+    CHECK_OK(kvs_arena_acquire(p.arena, WORKSPACE, &p.lease));
+    CHECK_OK(kvs_tape_bind(p.tape, p.arena, p.lease, NULL, &p.binding));
+    float rows[2 * COLS];
+    for (uint32_t i = 0; i < 2 * COLS; i++) {
+        rows[i] = 1000.0F + (float)i;
+    }
+    const float *inputs[] = {rows};
+    kvs_pass_desc pass = pass_of(2, 0);
+    CHECK_STATUS(kvs_binding_run(p.binding, &pass), KVS_EINVAL); /* none given */
+    pass.n_inputs = 1;
+    CHECK_STATUS(kvs_binding_run(p.binding, &pass), KVS_EINVAL);
+    pass.inputs = inputs;
+    CHECK_OK(kvs_binding_run(p.binding, &pass));
+    for (uint32_t col = 0; col < COLS; col++) {
+        CHECK(result[col] == table[3 * COLS + col] + rows[col]);
+        CHECK(result[COLS + col] == table[col] + rows[COLS + col]);
+    }
+    inputs[0] = NULL;
+    CHECK_STATUS(kvs_binding_run(p.binding, &pass), KVS_EINVAL);
+    close_player(&p);
+}
+
+static void test_an_input_is_not_written(void)
+{
+    kvs_device *device = rig_device(0, 0);
+    kvs_weight *weight = rows_weight(device);
+    kvs_tape *tape = NULL;
+    CHECK_OK(kvs_tape_create(device, MAX_ROWS, 0, &tape));
+    uint32_t id;
+    CHECK_OK(kvs_tape_add_weight(tape, weight, &id));
+    const uint32_t given = tensor(tape, KVS_TENSOR_INPUT, KVS_ROWS_PASS, COLS);
+    const uint32_t a = work(tape);
+    add_embed(tape, a);
+    add_binary(tape, KVS_OP_ADD, a, given);
+    CHECK_STATUS(kvs_tape_seal(tape), KVS_EINVAL);
+    kvs_tape_release(tape);
+    kvs_weight_release(weight);
+    rig_close(device);
+}
+
 static void test_a_binding_of_an_old_epoch_is_stale(void)
 {
     player p;
@@ -282,6 +341,8 @@ int main(void)
 {
     test_a_pass_gives_the_rows_that_were_asked_for();
     test_a_pass_refuses();
+    test_a_pass_reads_the_rows_that_it_is_given();
+    test_an_input_is_not_written();
     test_a_binding_of_an_old_epoch_is_stale();
     test_bind_refuses();
     test_attention_wants_a_pager_of_its_layers();

@@ -3,8 +3,8 @@
 Shapes: activations [n_tokens, features]; heads [n_tokens, heads, head size]; positions [3, n_tokens]; the state of a
 value head [value, key].
 Order: float64 throughout, weights decoded once; the recurrence goes token by token.
-Source: spec/model.md 1.5, 2.1 and 2.2.
-Holds: ``Hybrid64``. MTP blocks are no part of it.
+Source: spec/model.md 1.5, 2.1, 2.2 and 3.1.
+Holds: ``Hybrid64``, and ``Mtp64``, the MTP head behind it.
 """
 
 from __future__ import annotations
@@ -65,6 +65,7 @@ class Hybrid64:
     weights: dict[str, Array] = field(init=False)
     layers: list[_Attended | _Recurrent] = field(init=False)
     n_tokens: int = field(init=False, default=0)
+    hidden: Array = field(init=False)
 
     def __post_init__(self) -> None:
         self.arch = self.file.get_str("general.architecture")
@@ -141,8 +142,12 @@ class Hybrid64:
                 x = x + self._attention(block, layer, h, where, rows)
             x = x + self._feed_forward(block, self._norm(x, block + "post_attention_norm"))
         self.n_tokens += len(ids)
-        head = "output" if "output.weight" in self.weights else "token_embd"
-        return self._project(self._norm(x, "output_norm"), head)
+        self.hidden = self._norm(x, "output_norm")
+        return self._project(self.hidden, self._shared("output", "token_embd"))
+
+    def _shared(self, name: str, other: str) -> str:
+        """The tensor of this name, another one where the file leaves it out."""
+        return name if f"{name}.weight" in self.weights else other
 
     def _project(self, x: Array, name: str, expert: int | None = None) -> Array:
         weight, scale = self.weights[f"{name}.weight"], self.weights.get(f"{name}.scale", np.ones(1))
@@ -228,3 +233,32 @@ class Hybrid64:
         gate = self._project(x, f"{block}ffn_gate{suffix}", expert)
         up = self._project(x, f"{block}ffn_up{suffix}", expert)
         return self._project(_silu(gate) * up, f"{block}ffn_down{suffix}", expert)
+
+
+@dataclass(slots=True)
+class Mtp64:
+    """The head of one block with its own keys and values. Rows are tokens with hidden rows of the position before."""
+
+    trunk: Hybrid64
+    past: _Attended = field(init=False)
+
+    def __post_init__(self) -> None:
+        _, n_kv, size = self.trunk.sizes
+        self.past = _Attended(np.zeros((0, n_kv, size)), np.zeros((0, n_kv, size)))
+
+    def __call__(self, tokens: npt.ArrayLike, hidden: Array, first: int) -> tuple[Array, Array]:
+        """Append rows that begin at position ``first``; what was there from ``first`` on goes. Logits, hidden rows."""
+        t = self.trunk
+        ids = np.asarray(tokens, np.int64)
+        block = f"blk.{t.n_layers}."
+        self.past.k, self.past.v = self.past.k[:first], self.past.v[:first]
+        rows = np.arange(first, first + len(ids))
+        table = t.weights[t._shared(block + "nextn.embed_tokens", "token_embd") + ".weight"]
+        e = t._norm(table[ids], block + "nextn.enorm")
+        x = t._project(np.concatenate([e, t._norm(hidden, block + "nextn.hnorm")], axis=1), block + "nextn.eh_proj")
+        positions = np.broadcast_to(rows, (3, len(ids)))
+        x = x + t._attention(block, self.past, t._norm(x, block + "attn_norm"), positions, rows)
+        x = x + t._feed_forward(block, t._norm(x, block + "post_attention_norm"))
+        out = t._norm(x, t._shared(block + "nextn.shared_head_norm", "output_norm"))
+        head = t._shared("output", "token_embd")
+        return t._project(out, t._shared(block + "nextn.shared_head_head", head)), out

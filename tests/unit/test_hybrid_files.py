@@ -15,7 +15,7 @@ from pykvstream.errors import FormatError, KvStreamError, Unsupported
 from pykvstream.gguf import GgmlType, GgufFile, ValueType
 from pykvstream.models import ModelConfig
 from pykvstream.models.hybrid_config import DeltaSize
-from pykvstream.models.tensors import check_tensors, row_selections
+from pykvstream.models.tensors import check_tensors, selections
 from pykvstream.models.weights import FileWeights
 from tests.random_hybrid import Experts, HybridShape, Value, write_random_hybrid
 
@@ -176,7 +176,7 @@ def test_selected_rows_are_those_of_the_parts(tmp_path: Path, kind: GgmlType) ->
     write_random_hybrid(tmp_path / "apart.gguf", apart)
     write_random_hybrid(tmp_path / "fused.gguf", replace(apart, is_fused=True))
     with opened(tmp_path / "apart.gguf") as (file, config), opened(tmp_path / "fused.gguf") as (fused, _):
-        names = row_selections(fused, config)
+        names = selections(fused, config)
         assert set(names) >= {"blk.3.attn_k.weight", "blk.4.attn_v.weight", "blk.0.ffn_up_exps.weight"}
         for name in names:
             assert selected(fused, config, name) == selected(file, config, name), name
@@ -186,16 +186,16 @@ def test_selected_rows_are_those_of_the_parts(tmp_path: Path, kind: GgmlType) ->
 
 
 def selected(file: GgufFile, config: ModelConfig, name: str) -> bytes:
-    selections = row_selections(file, config)
+    parts = selections(file, config)
     with Device(1) as device:
-        return FileWeights(file, device, selections=selections)._bytes(name, selections.get(name)).tobytes()
+        return FileWeights(file, device, selections=parts)._bytes(name, parts.get(name)).tobytes()
 
 
 def test_a_declared_selection_reads_nothing(tmp_path: Path) -> None:
     write_random_hybrid(tmp_path / "m.gguf", replace(WITH_EXPERTS, is_fused=True))
     with opened(tmp_path / "m.gguf") as (file, config), Device(1) as device:
         declared, loaded = (
-            FileWeights(file, device, declared=flag, selections=row_selections(file, config)) for flag in (True, False)
+            FileWeights(file, device, declared=flag, selections=selections(file, config)) for flag in (True, False)
         )
         for name in ("blk.3.attn_q.query", "blk.3.attn_k.weight", "blk.0.ffn_gate_exps.weight"):
             sizes = [weights.panels(name).device_bytes for weights in (declared, loaded)]
