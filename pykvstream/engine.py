@@ -29,23 +29,22 @@ from pykvstream.errors import Busy, Cancelled, InvalidArgument, Unsupported
 from pykvstream.gguf import TYPES_BY_ID, GgmlType, GgufFile
 from pykvstream.locate import find_model
 from pykvstream.models import ModelConfig
-from pykvstream.runtime.admission import check_context, check_host_memory, host_memory_available
+from pykvstream.runtime.admission import check_context
 from pykvstream.runtime.checkpoints import checkpoint_bytes_of
 from pykvstream.runtime.drafting import Steps
 from pykvstream.runtime.layout import (
-    ALIGNMENT_BYTES,
     ArenaPlan,
     Placement,
-    arena_bytes_of,
-    recommended_arena_bytes,
     require_callable,
     require_int,
 )
+from pykvstream.runtime.mtp_drafter import MtpDrafter
+from pykvstream.runtime.opening import admit
 from pykvstream.runtime.saving import Saved, weights_digest
 from pykvstream.runtime.session import ForwardProgress, LogitsWanted, SessionStats, TokenSession
 from pykvstream.runtime.target import Blueprint, MemoryReport, Phase, Progress, Target, TargetOptions, require_token_ids
 from pykvstream.sampling import Sampler, SamplerState, SamplingParams, fork_seed
-from pykvstream.speculation import Chain, NgramCounts, SpeculationParams, chain_of
+from pykvstream.speculation import HEAD_DRAFTER, Chain, NgramCounts, SpeculationParams, chain_of
 from pykvstream.text.chat import ChatTemplate, encode_chat, with_bos
 from pykvstream.text.deltas import Answer, Delta
 from pykvstream.text.detokenizer import StreamDecoder
@@ -57,7 +56,6 @@ from pykvstream.text.wishes import Reasoning
 
 DEFAULT_UBATCH = 256
 CACHE_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL")
-_ARENA_SHARE = 4
 
 
 def cache_type(name: str) -> GgmlType:
@@ -91,9 +89,12 @@ class Model:
     sessions raise ``Unsupported`` and ``close`` does nothing. Open models after the fork.
     """
 
-    def __init__(self, path: Path, file: GgufFile, device: Device, target: Target) -> None:
+    def __init__(
+        self, path: Path, file: GgufFile, device: Device, target: Target, head_file: GgufFile | None = None
+    ) -> None:
         self.path = path
         self._file = file
+        self._head_file = head_file
         self._device = device
         self._target = target
         self._closed = False
@@ -112,6 +113,8 @@ class Model:
         threads: int = 0,
         kv_rotation: bool = True,
         checkpoint_mib: float | None = None,
+        mtp: bool = False,
+        mtp_file: str | os.PathLike[str] | None = None,
         progress: Progress | None = None,
     ) -> Self:
         """Load a GGUF file (or ``demo``, ``demo-hybrid``) and reserve its arena.
@@ -123,6 +126,8 @@ class Model:
         ``ubatch_size``: rows of a prompt pass. ``threads``: 0 for one per core.
         ``checkpoint_mib``: host memory for recurrent states of the past, which let a conversation of a hybrid model go
         back; by default room for 32 of them, but not more than 256 MiB; 0 keeps none.
+        ``mtp``: with the MTP head of the file, for the drafter ``draft-mtp``: it takes memory as one more layer does.
+        ``mtp_file``: with the head of a GGUF file that holds nothing else.
         ``progress(tensor name, bytes)`` is called for each weight that was loaded.
 
         The file stays mapped and must not change until ``close``. One that has been cut is refused with
@@ -133,11 +138,13 @@ class Model:
         """
         if device != "cpu":
             raise Unsupported(f"device {device!r} is not supported; supported: cpu")
-        if not isinstance(kv_rotation, bool):
-            raise InvalidArgument(f"kv_rotation must be True or False, got {kv_rotation!r}")
+        for name, value in (("kv_rotation", kv_rotation), ("mtp", mtp)):
+            if not isinstance(value, bool):
+                raise InvalidArgument(f"{name} must be True or False, got {value!r}")
         require_callable("progress", progress)
         where = find_model(path)
         file = GgufFile.open(where)
+        head_file: GgufFile | None = None
         core: Device | None = None
         blueprint: Blueprint | None = None
         try:
@@ -146,17 +153,18 @@ class Model:
             check_context(ctx_tokens, config.n_ctx_train)
             types = cache_type(cache_type_k), cache_type(cache_type_v)
             kept = None if checkpoint_mib is None else checkpoint_bytes_of(checkpoint_mib)
-            options = TargetOptions(*types, ubatch_size, ctx_tokens, kv_rotation, checkpoint_bytes=kept)
+            if mtp_file is not None:
+                head_file = GgufFile.open(find_model(mtp_file))
+            with_head = mtp or head_file is not None
+            options = TargetOptions(*types, ubatch_size, ctx_tokens, kv_rotation, checkpoint_bytes=kept, mtp=with_head)
             core = Device(threads)
-            arena_bytes = _admit(file, config, core, options, arena_mib)
-            blueprint = Blueprint(file, config, core, options, progress)
-            return cls(where, file, core, Target(core, blueprint, arena_bytes))
+            arena_bytes = admit(file, config, core, options, arena_mib, head_file)
+            blueprint = Blueprint(file, config, core, options, progress, head_file=head_file)
+            return cls(where, file, core, Target(core, blueprint, arena_bytes), head_file)
         except BaseException:
-            if blueprint is not None:
-                blueprint.close()
-            if core is not None:
-                core.close()
-            file.close()
+            for part in (blueprint, core, file, head_file):
+                if part is not None:
+                    part.close()
             raise
 
     @property
@@ -279,6 +287,8 @@ class Model:
                 self._target.close()
                 self._device.close()
                 self._file.close()
+                if self._head_file is not None:
+                    self._head_file.close()
 
     def __reduce__(self) -> NoReturn:
         raise Unsupported("a Model cannot be copied or pickled")
@@ -324,6 +334,14 @@ class Session:
     def stats(self) -> SessionStats:
         """Tokens, bytes and rates since the session was made; drafts since ``speculation`` last changed."""
         return replace(self._core.stats, draft=None if self._chain is None else self._chain.stats)
+
+    def hidden_rows(self) -> NDArray[np.float32]:
+        """What the MTP head drafts from: the trunk's normalised output rows of the newest tokens, ``[n, n_embd]``.
+
+        All of them in a short conversation, else as many as are kept. Raises ``Unsupported`` for a model that was
+        opened without ``mtp``.
+        """
+        return self._core.hidden_rows()
 
     @property
     def ngram_counts(self) -> NgramCounts | None:
@@ -372,7 +390,9 @@ class Session:
             self._n_forks += 1
             child._transcript = self._transcript.copy()
             child._speculation = self._speculation
-            child._chain = None if self._chain is None else self._chain.fork()
+            if self._chain is not None and self._speculation is not None:
+                head = MtpDrafter(child._core, self._speculation)
+                child._chain = self._chain.fork({head.name: head})
             return child
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -511,7 +531,11 @@ class Session:
             return None if speculation is None else self._chain
         if not isinstance(speculation, SpeculationParams):
             raise InvalidArgument(f"speculation must be SpeculationParams, got {type(speculation).__name__}")
-        return chain_of(speculation, self.model.tokenizer.n_vocab)
+        head = None
+        if HEAD_DRAFTER in speculation.types:
+            self._core.require_head()
+            head = MtpDrafter(self._core, speculation)
+        return chain_of(speculation, self.model.tokenizer.n_vocab, head)
 
     def __reduce__(self) -> NoReturn:
         raise Unsupported("a Session cannot be copied or pickled; fork() makes a conversation that goes on alone")
@@ -612,7 +636,7 @@ class _Generation:
             self._core.rewind()
         logits = self._core.forward(ids, on_progress=self._on_progress, marks=marks)
         self._sampler.restore(SamplerState(seed=self._session.seed, tokens=self._core.tokens))
-        self._steps.begin()
+        self._steps.begin(self._sampler)
         row: NDArray[np.float32] = logits[0]
         return row
 
@@ -655,25 +679,3 @@ class _Generation:
         """Text that was held back: an unfinished character, the beginning of a stop string."""
         tail, stopped = self._stops.push(self._decoder.flush())
         return tail if stopped else tail + self._stops.flush()
-
-
-def _admit(
-    file: GgufFile, config: ModelConfig, device: Device, options: TargetOptions, arena_mib: float | None
-) -> int:
-    """Refuse what cannot fit before a weight is loaded; returns the arena's bytes."""
-    draft = Blueprint(file, config, device, options, declared=True)
-    try:
-        arena_bytes = _arena_bytes(draft, arena_mib)
-        draft.plan(arena_bytes)
-        check_host_memory(draft.host_bytes(arena_bytes), host_memory_available(), pinned=False)
-        return arena_bytes
-    finally:
-        draft.close()
-
-
-def _arena_bytes(blueprint: Blueprint, arena_mib: float | None) -> int:
-    if arena_mib is not None:
-        return arena_bytes_of(arena_mib)
-    wanted = recommended_arena_bytes(blueprint.shape, blueprint.options.ctx_tokens, blueprint.needs)
-    free = host_memory_available().available
-    return min(wanted, free // _ARENA_SHARE // ALIGNMENT_BYTES * ALIGNMENT_BYTES)

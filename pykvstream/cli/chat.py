@@ -181,7 +181,7 @@ def run(options: ChatOptions) -> int:
     """Talk until the user leaves. Raises ``KvStreamError`` for what stands in the way of beginning."""
     first = read_prompt(options.prompt)
     speculation = speculation_for(options.generation.drafting)
-    with open_model(options.model, options.output.progress) as model:
+    with open_model(options.model, options.output.progress, options.generation.drafting) as model:
         template = read_template(model, options.prompt) or model.chat_template
         # What the template does not know is refused before anybody types.
         ChatSetting(template, None, options.prompt.reasoning, options.prompt.variables)

@@ -10,10 +10,18 @@ import argparse
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pykvstream.cli.values import integer
+from pykvstream.cli.values import integer, probability
 from pykvstream.errors import InvalidArgument, KvStreamError, NotFound
 from pykvstream.runtime.ngram_file import load_ngram_counts, save_ngram_counts
-from pykvstream.speculation import SAMPLINGS, ModSize, NgramCounts, NgramSize, SpeculationParams, check_drafter
+from pykvstream.speculation import (
+    HEAD_DRAFTER,
+    SAMPLINGS,
+    ModSize,
+    NgramCounts,
+    NgramSize,
+    SpeculationParams,
+    check_drafter,
+)
 from pykvstream.speculation.params import MOST_DRAFTED, MOST_SIZE
 
 _NONE = "none"
@@ -37,23 +45,32 @@ _HELP = {
 
 @dataclass(frozen=True, slots=True)
 class DraftingOptions:
-    """``params`` are complete but for the counts that lie in the two files; None drafts nothing."""
+    """``params`` are complete but for the counts that lie in the last two files; None drafts nothing."""
 
     params: SpeculationParams | None = None
+    mtp_file: Path | None = None
     static_file: Path | None = None
     dynamic_file: Path | None = None
+
+    @property
+    def needs_head(self) -> bool:
+        """Whether the model is to be opened with its MTP head."""
+        return self.params is not None and HEAD_DRAFTER in self.params.types
 
 
 def add_drafting(parser: argparse.ArgumentParser) -> None:
     """Which drafters, and how they draft."""
     add = parser.add_argument_group("drafting").add_argument
     add("--spec-type", type=_types, default=(), metavar="NAME,NAME",
-        help="draft tokens by ngram-simple, ngram-map-k, ngram-map-k4v, ngram-mod, ngram-cache; none (default): do not."
-        " The text is the same")  # fmt: skip
+        help="draft tokens by ngram-simple, ngram-map-k, ngram-map-k4v, ngram-mod, ngram-cache, or by the MTP"
+        " head of the model, draft-mtp; none (default): do not. The text is the same")  # fmt: skip
     add("--spec-draft-n-max", "--draft-max", "--draft", dest="spec_draft_n_max", type=integer(1, MOST_DRAFTED),
         metavar="N", help=f"tokens of any draft at most, 1 to {MOST_DRAFTED} {_OWN}")  # fmt: skip
     add("--spec-draft-n-min", "--draft-min", dest="spec_draft_n_min", type=integer(0, MOST_SIZE), metavar="N",
         help="shorter drafts are none (default 0)")  # fmt: skip
+    add("--spec-draft-p-min", "--draft-p-min", dest="spec_draft_p_min", type=probability, metavar="P",
+        help="draft-mtp drafts no token that has a lower probability among its ten best (default 0)")  # fmt: skip
+    add("--mtp-file", type=Path, metavar="FILE", help="the MTP head of draft-mtp, where the model's file has none")
     add("--spec-draft-sampling", choices=SAMPLINGS,
         help="accept drafts that equal the choice (coupled, greedy), or by probability: then a seed gives another text"
         " of the same distribution (default coupled)")  # fmt: skip
@@ -85,6 +102,9 @@ def drafting_options(args: argparse.Namespace) -> DraftingOptions:
     for name, given in sizes.items():
         if given and name not in types:
             raise InvalidArgument(f"--spec-{name}-{next(iter(given)).replace('_', '-')} needs --spec-type {name}")
+    for flag in ("spec_draft_p_min", "mtp_file"):
+        if getattr(args, flag) is not None and HEAD_DRAFTER not in types:
+            raise InvalidArgument(f"--{flag.replace('_', '-')} needs --spec-type {HEAD_DRAFTER}")
     for flag in ("lookup_cache_static", "lookup_cache_dynamic"):
         if getattr(args, flag) is not None and "ngram-cache" not in types:
             raise InvalidArgument(f"--{flag.replace('_', '-')} needs --spec-type ngram-cache")
@@ -94,13 +114,14 @@ def drafting_options(args: argparse.Namespace) -> DraftingOptions:
         types=types,
         draft_n_max=args.spec_draft_n_max,
         draft_n_min=args.spec_draft_n_min or 0,
+        draft_p_min=args.spec_draft_p_min or 0.0,
         draft_sampling=args.spec_draft_sampling or SAMPLINGS[0],
         ngram_simple=NgramSize(**sizes["ngram-simple"]),
         ngram_map_k=NgramSize(**sizes["ngram-map-k"]),
         ngram_map_k4v=NgramSize(**sizes["ngram-map-k4v"]),
         ngram_mod=ModSize(**sizes["ngram-mod"]),
     )
-    return DraftingOptions(params, args.lookup_cache_static, args.lookup_cache_dynamic)
+    return DraftingOptions(params, args.mtp_file, args.lookup_cache_static, args.lookup_cache_dynamic)
 
 
 def _size_of(args: argparse.Namespace, name: str) -> dict[str, int]:

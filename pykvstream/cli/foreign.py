@@ -15,7 +15,8 @@ from typing import Any
 NOTES = "notes"
 """Where a parsed namespace keeps the notes on ignored flags."""
 
-_DRAFT_MODEL = "no model drafts in this version, n-grams do (--spec-type); the text would be the same"
+_DRAFT_MODEL = "no second model drafts in this version; n-grams and MTP heads do (--spec-type), the text is the same"
+_DRAFT_TYPES = "the MTP head keeps its keys and values in the types of the model (--cache-type-k, --cache-type-v)"
 _FIRST_HIT = "this drafter drafts the first time that a key is met again"
 _IMAGES = "images are not part of this version"
 _ADAPTERS = "adapters are not part of this version"
@@ -118,9 +119,8 @@ FOREIGN: tuple[Foreign, ...] = (
     _value("--rope-freq-scale", _POSITIONS),
     _value("--yarn-orig-ctx", _POSITIONS),
     _value("--yarn-ext-factor", _POSITIONS),
-    _value("--spec-draft-p-min --draft-p-min", _DRAFT_MODEL),
-    _value("--spec-draft-type-k -ctkd --cache-type-k-draft", _DRAFT_MODEL),
-    _value("--spec-draft-type-v -ctvd --cache-type-v-draft", _DRAFT_MODEL),
+    _value("--spec-draft-type-k -ctkd --cache-type-k-draft", _DRAFT_TYPES),
+    _value("--spec-draft-type-v -ctvd --cache-type-v-draft", _DRAFT_TYPES),
     _value("--spec-ngram-simple-min-hits", _FIRST_HIT, "1"),
     _value("--spec-ngram-map-k-min-hits", _FIRST_HIT, "1"),
     _value("--model-draft -md", _DRAFT_MODEL),

@@ -74,7 +74,7 @@ def run(options: GenerateOptions) -> int:
     prompt = read_prompt(options.prompt) or ""
     drafting = options.generation.drafting
     speculation = speculation_for(drafting)
-    with open_model(options.model, options.output.progress) as model:
+    with open_model(options.model, options.output.progress, drafting) as model:
         params = params_for(model, options.generation)
         answer = _Answer()
         with open_session(model, options.model, options.generation) as session:

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import BinaryIO
 
+from pykvstream.cli.drafting import DraftingOptions
 from pykvstream.cli.options import GenerationOptions, ModelOptions, PromptOptions
 from pykvstream.cli.render import loading
 from pykvstream.engine import Model, Session
@@ -30,8 +31,9 @@ _MAX_TEMPLATE_BYTES = 1 << 22
 STDIN = "-"
 
 
-def open_model(options: ModelOptions, progress: bool | None) -> Model:
+def open_model(options: ModelOptions, progress: bool | None, drafting: DraftingOptions | None = None) -> Model:
     """``Model.open`` with the flags of the command line."""
+    head = drafting or DraftingOptions()
     with loading(options.model, progress) as show:
         return Model.open(
             options.model,
@@ -44,6 +46,8 @@ def open_model(options: ModelOptions, progress: bool | None) -> Model:
             threads=options.threads,
             kv_rotation=options.kv_rotation,
             checkpoint_mib=options.checkpoint_mib,
+            mtp=head.needs_head,
+            mtp_file=head.mtp_file,
             progress=show,
         )
 

@@ -44,6 +44,14 @@ def real(text: str) -> float:
     return value
 
 
+def probability(text: str) -> float:
+    """A number from 0 to 1."""
+    value = real(text)
+    if not 0.0 <= value <= 1.0:
+        raise argparse.ArgumentTypeError(f"need a number from 0 to 1, got {text}")
+    return value
+
+
 def arena(text: str) -> float:
     value = math.inf if text.strip().lower().lstrip("+") in ("inf", "infinity") else real(text)
     if value <= 0:

@@ -245,7 +245,8 @@ class Binding(Handle):
         ``tokens`` ``[n]``; ``out_rows`` ``[m]`` rising row numbers; ``outputs``: one C-contiguous float32 array
         per output tensor, ``[m, cols]``; ``positions`` ``[n]`` or, on three axes, ``[3, n]``: without them rows count
         on; ``state`` of the pass's sequence, for a tape with recurrent layers; ``inputs``: one C-contiguous float32
-        array per input tensor, ``[n, cols]``. Raises ``Cancelled``, ``Stale``, ``DeviceError``; the pass must then be ended with 0 rows, and given up with ``State.accept(seq, 0)``.
+        array per input tensor, ``[n, cols]``. Raises ``Cancelled``, ``Stale``, ``DeviceError``; the pass must then be
+        ended with 0 rows, and given up with ``State.accept(seq, 0)``.
         """
         if self._pager is not None and self._pager.closed:
             raise Closed("the pager of this Binding is closed")

@@ -2,7 +2,8 @@
 
 Shapes: in ne order, the row length first, as files state them.
 Source: spec/model.md 1.2.
-Holds: ``check_tensors`` compares all of it before anything is loaded; ``selections``.
+Holds: ``check_tensors`` compares all of it before anything is loaded, ``check_head_tensors`` those of a head in a file
+of its own; ``selections``, ``head_selections``.
 """
 
 from __future__ import annotations
@@ -87,6 +88,23 @@ def check_tensors(file: GgufFile, config: ModelConfig) -> None:
     for name in file.tensors:
         if name not in expected.shapes and name not in expected.ignored:
             raise Unsupported(f"tensor {name!r} has no place in architecture {config.architecture!r}")
+    _compare(file, expected)
+
+
+def check_head_tensors(file: GgufFile, config: ModelConfig, i: int) -> None:
+    """Compare the tensors of one MTP block, in a file of its own. Raises ``FormatError`` and ``Unsupported``."""
+    expected = _Expected()
+    if config.hybrid is not None:
+        _expect_block(file, expected, config, config.hybrid, i)
+        _expect_mtp(expected, config, i)
+        expected.allow_scales(config.hybrid.experts)
+    for name in file.tensors:
+        if name.startswith(f"blk.{i}.") and name not in expected.shapes and name not in expected.ignored:
+            raise Unsupported(f"tensor {name!r} has no place in an MTP head of {config.architecture!r}")
+    _compare(file, expected)
+
+
+def _compare(file: GgufFile, expected: _Expected) -> None:
     for name in sorted(expected.shapes):
         if name in file.tensors:
             _check_shape(file.tensor(name), expected.shapes[name])
@@ -141,20 +159,26 @@ def _hybrid(file: GgufFile, config: ModelConfig, hybrid: HybridConfig) -> _Expec
     expected = _top(config)
     blocks = (*range(config.n_layers), *hybrid.mtp_blocks)
     for i in blocks:
-        expected.block(i, attn_norm=(config.n_embd,), post_attention_norm=(config.n_embd,))
-        if i in hybrid.recurrent_layers:
-            _expect_delta(file, expected, config, hybrid, i)
-        else:
-            _expect_gated_attention(file, expected, config, i)
-        if hybrid.experts is None:
-            n_embd, n_ff = config.n_embd, hybrid.n_ff[i]
-            expected.block(i, ffn_gate=(n_embd, n_ff), ffn_up=(n_embd, n_ff), ffn_down=(n_ff, n_embd))
-        else:
-            _expect_experts(file, expected, config.n_embd, hybrid.experts, i)
+        _expect_block(file, expected, config, hybrid, i)
     for i in hybrid.mtp_blocks:
         _expect_mtp(expected, config, i)
     expected.allow_scales(hybrid.experts)
     return expected
+
+
+def _expect_block(
+    file: GgufFile, expected: _Expected, config: ModelConfig, hybrid: HybridConfig, i: int
+) -> None:
+    expected.block(i, attn_norm=(config.n_embd,), post_attention_norm=(config.n_embd,))
+    if i in hybrid.recurrent_layers:
+        _expect_delta(file, expected, config, hybrid, i)
+    else:
+        _expect_gated_attention(file, expected, config, i)
+    if hybrid.experts is None:
+        n_embd, n_ff = config.n_embd, hybrid.n_ff[i]
+        expected.block(i, ffn_gate=(n_embd, n_ff), ffn_up=(n_embd, n_ff), ffn_down=(n_ff, n_embd))
+    else:
+        _expect_experts(file, expected, config.n_embd, hybrid.experts, i)
 
 
 def _is_fused_attention(file: GgufFile, i: int) -> bool:
@@ -233,20 +257,28 @@ def selections(file: GgufFile, config: ModelConfig) -> dict[str, Selection]:
     Query and gate rows of attention alternate head by head; fused tensors hold their parts one after another, those
     of experts expert by expert. The columns of an MTP head's projection belong to the token, then to the hidden row.
     """
+    hybrid = config.hybrid
     found: dict[str, Selection] = {}
-    if config.hybrid is None:
+    if hybrid is None:
         return found
-    for i in (*config.hybrid.attention_layers, *config.hybrid.mtp_blocks):
+    for i in hybrid.attention_layers:
         found |= _attention_rows(file, config, i)
-    experts = config.hybrid.experts
-    if experts is not None:
-        for i in (*range(config.n_layers), *config.hybrid.mtp_blocks):
-            if _is_fused_experts(file, i):
-                found |= _expert_rows(experts, i)
-    for i in config.hybrid.mtp_blocks:
-        name = f"blk.{i}.nextn.eh_proj."
-        for part, begin in (("embedding", 0), ("hidden", config.n_embd)):
-            found[name + part] = ColumnSelection(name + "weight", begin, config.n_embd)
+    for i in range(config.n_layers):
+        if hybrid.experts is not None and _is_fused_experts(file, i):
+            found |= _expert_rows(hybrid.experts, i)
+    for i in hybrid.mtp_blocks:
+        found |= head_selections(file, config, i)
+    return found
+
+
+def head_selections(file: GgufFile, config: ModelConfig, i: int) -> dict[str, Selection]:
+    """Those of one MTP block, which may lie in a file of its own."""
+    found: dict[str, Selection] = {**_attention_rows(file, config, i)}
+    if config.hybrid is not None and config.hybrid.experts is not None and _is_fused_experts(file, i):
+        found |= _expert_rows(config.hybrid.experts, i)
+    name = f"blk.{i}.nextn.eh_proj."
+    for part, begin in (("embedding", 0), ("hidden", config.n_embd)):
+        found[name + part] = ColumnSelection(name + "weight", begin, config.n_embd)
     return found
 
 

@@ -27,6 +27,7 @@ _NOTHING: Mapping[str, Selection] = MappingProxyType({})
 class FileWeights:
     """The tensors of a file as device weights. ``declared``: shapes only, nothing is read or brought anywhere.
 
+    ``beside``: a second file, which has the tensors whose names begin with ``block``.
     ``selections``: weights that are part of a tensor, by name. A tensor of three dimensions is one of all its rows.
     """
 
@@ -38,21 +39,31 @@ class FileWeights:
         *,
         declared: bool = False,
         selections: Mapping[str, Selection] = _NOTHING,
+        beside: GgufFile | None = None,
+        block: str = "",
     ) -> None:
         self._declared = declared
         self._file = file
+        self._beside = beside
+        self._block = block
         self._device = device
         self._progress = progress
         self._selections = selections
         self._made: dict[tuple[str, WeightLayout], Weight] = {}
 
     def has(self, name: str) -> bool:
-        return name in self._selections or name in self._file.tensors
+        return name in self._selections or name in self._file_of(name).tensors
+
+    def _file_of(self, name: str) -> GgufFile:
+        return self._file if self._beside is None or not name.startswith(self._block) else self._beside
+
+    def _tensor(self, name: str) -> TensorInfo:
+        return self._file_of(name).tensor(name)
 
     def shape(self, name: str) -> tuple[int, int]:
         """``(n, k)``: rows and values per row."""
         selection = self._selections.get(name)
-        info = self._file.tensor(name if selection is None else selection.tensor)
+        info = self._tensor(name if selection is None else selection.tensor)
         k = info.shape[0]
         if isinstance(selection, ColumnSelection):
             _require_blocks(info, selection)
@@ -64,7 +75,7 @@ class FileWeights:
         selection = self._selections.get(name)
         tensor = name if selection is None else selection.tensor
         scale = tensor.removesuffix("weight") + "scale"
-        return scale if tensor.endswith(".weight") and scale in self._file.tensors else None
+        return scale if tensor.endswith(".weight") and scale in self._file_of(scale).tensors else None
 
     def panels(self, name: str) -> Weight:
         return self._get(name, WeightLayout.PANELS)
@@ -76,7 +87,7 @@ class FileWeights:
         key = (name, layout)
         if key not in self._made:
             selection = self._selections.get(name)
-            info = self._file.tensor(name if selection is None else selection.tensor)
+            info = self._tensor(name if selection is None else selection.tensor)
             n, k = self.shape(name)
             rows = None if self._declared else self._bytes(name, selection)
             scales = self._scales(info.name) if layout is WeightLayout.PANELS else ()
@@ -88,7 +99,7 @@ class FileWeights:
     def _bytes(self, name: str, selection: Selection | None) -> NDArray[np.uint8]:
         if selection is None:
             return self._read(name)
-        info = self._file.tensor(selection.tensor)
+        info = self._tensor(selection.tensor)
         rows = self._read(selection.tensor).reshape(-1, info.type.row_bytes(info.shape[0]))
         if isinstance(selection, ColumnSelection):
             first, n_bytes = info.type.row_bytes(selection.begin), info.type.row_bytes(selection.count)
@@ -101,7 +112,7 @@ class FileWeights:
     def _scales(self, name: str) -> tuple[float, ...]:
         """What the output of a matmul with the tensor is multiplied by; files of 4-bit floats have it beside them."""
         scale = name.removesuffix("weight") + "scale"
-        if self._declared or scale not in self._file.tensors or len(self._file.tensor(name).shape) != 2:
+        if self._declared or scale not in self._file_of(scale).tensors or len(self._tensor(name).shape) != 2:
             return ()
         values = self._read(scale).view("<f4")
         if not np.isfinite(values).all():
@@ -110,7 +121,7 @@ class FileWeights:
 
     def _read(self, name: str) -> Bytes:
         self._device.before_file()
-        return self._file.tensor_data(name)
+        return self._file_of(name).tensor_data(name)
 
     @property
     def device_bytes(self) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from pykvstream.runtime.mtp_drafter import MtpDrafter
 from pykvstream.runtime.session import TokenSession
 from pykvstream.runtime.target import Phase
 from pykvstream.sampling import Choice, Distribution, Sampler
@@ -25,10 +26,13 @@ class Steps:
         self._window: Window | None = None
         self._rows: NDArray[np.float32] | None = None
 
-    def begin(self) -> None:
-        """The prompt has been run."""
+    def begin(self, sampler: Sampler) -> None:
+        """The prompt has been run; the sampler will choose what comes next."""
         if self._chain is not None:
             self._chain.begin(self._core.tokens)
+            for drafter in self._chain.drafters:
+                if isinstance(drafter, MtpDrafter):
+                    drafter.use(sampler)
 
     def logits(self, n_left: int) -> NDArray[np.float32]:
         """The row behind the last token; ``n_left`` tokens at most will be emitted from now on."""

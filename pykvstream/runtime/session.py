@@ -25,9 +25,11 @@ from numpy.typing import NDArray
 from pykvstream.core.pager import Forecast, PagerInfo
 from pykvstream.core.state import CHUNK_TOKENS
 from pykvstream.core.tape import CancelFlag
-from pykvstream.errors import Busy, Cancelled, Closed, ContextFull, InvalidArgument
+from pykvstream.errors import Busy, Cancelled, Closed, ContextFull, InvalidArgument, Unsupported
 from pykvstream.runtime.checkpoints import grid_point
 from pykvstream.runtime.context import Context
+from pykvstream.runtime.head import Head
+from pykvstream.runtime.hidden import HeadContext
 from pykvstream.runtime.layout import PAGE_TOKENS, require_callable, require_int
 from pykvstream.runtime.saving import Saved, load_context, save_context
 from pykvstream.runtime.target import Call, Phase, Target, as_tokens
@@ -35,6 +37,9 @@ from pykvstream.speculation.stats import DraftStats
 from pykvstream.text.transcript import Transcript
 
 LogitsWanted = Literal["last", "all", "none"]
+
+Chooser = Callable[[NDArray[np.float32], int], int | None]
+"""``choose(logits, position)``: the token of a draft at a position, or None where the draft ends."""
 
 ForwardProgress = Callable[[int, int], None]
 """``on_progress(done, total)`` after each pass: tokens run so far, and tokens of the whole call.
@@ -130,6 +135,7 @@ class TokenSession:
         self._cancel = CancelFlag()
         self._meter = _Meter()
         self._ahead: _Ahead | None = None
+        self._is_drafting = False  # with the MTP head, which then keeps up with long prompts
         self._call: Call | None = None
 
     @property
@@ -188,6 +194,52 @@ class TokenSession:
         if len(self._tokens) - self._n_kept != 1:
             return 0
         return min(self._target.blueprint.tape(Phase.DECODE).max_rows - 1, self._ctx_tokens - len(self._tokens))
+
+    def draft(self, n_max: int, choose: Chooser) -> None:
+        """Let the MTP head guess up to ``n_max`` tokens behind the pending one, each of them chosen by ``choose``.
+
+        The conversation does not change, whatever fails. Raises ``Unsupported`` where the model has no head at work.
+        """
+        with self._target.turn:
+            self._reconcile()
+            head, known = self._head()
+            self._is_drafting = True
+            n_cached, n_left = self.n_cached, min(n_max, self.draft_room)
+            if n_left < 1:
+                return
+            started = time.perf_counter()
+            self._target.enter(Phase.DECODE)
+            try:
+                head.catch_up(known, self._tokens, n_cached, self._cancel)
+                token: int | None = self._tokens[-1]
+                hidden = head.pending(known, n_cached)
+                for position in range(n_cached, n_cached + n_left):
+                    if token is None:
+                        return
+                    logits, hidden = head.step(known, token, hidden, position, self._cancel)
+                    token = choose(logits, position + 1)
+            except Cancelled:
+                self._cancel.clear()
+                self._target.require_open()
+                raise
+            finally:
+                self._meter.seconds[Phase.DECODE] += time.perf_counter() - started
+
+    def hidden_rows(self) -> NDArray[np.float32]:
+        """What the MTP head starts from: the rows of the newest tokens in the cache that are kept, ``[n, n_embd]``."""
+        with self._target.turn:
+            self._reconcile()
+            _, known = self._head()
+            return known.hidden.between(known.hidden.first, known.hidden.end).copy()
+
+    def require_head(self) -> None:
+        """Raises ``Unsupported`` where the model was opened without its MTP head."""
+        self._head()
+
+    def _head(self) -> tuple[Head, HeadContext]:
+        if self._target.head is None or self._context.head is None:
+            raise Unsupported("the MTP head is not at work: open the model with mtp=True")
+        return self._target.head, self._context.head
 
     def verify(self, draft: Sequence[int]) -> NDArray[np.float32]:
         """Run the pending token and a draft behind it in one decode pass; logits ``[len(draft) + 1, vocab rows]``.
@@ -311,10 +363,19 @@ class TokenSession:
             position += n
             if self._ahead is None:
                 self._tokens[position - n : position] = ids[done - n : done].tolist()
+                self._keep_up(position)
             self._note(position - n, position, now)
             if on_progress is not None:
                 on_progress(done, int(ids.size))
             yield
+
+    def _keep_up(self, n_tokens: int) -> None:
+        """Of a long prompt hidden rows would be dropped before the head has seen them."""
+        if not self._is_drafting:
+            return
+        head, known = self._head()
+        if known.n_behind(n_tokens) > known.hidden.bound // 2:
+            head.catch_up(known, self._tokens, n_tokens, self._cancel)
 
     def _begin_of_chunk(self) -> int:
         """Where a prompt goes on: behind part of a chunk that a prompt has begun, from where the chunk begins.
@@ -449,6 +510,7 @@ class TokenSession:
             child = TokenSession(self._target, self._ctx_tokens, self._target.fork(self._context))
             child._tokens = list(self._tokens)
             child._ran = bytearray(self._ran)
+            child._is_drafting = self._is_drafting
             return child
 
     def save(self, path: str | os.PathLike[str], seed: int, n_forks: int, transcript: Transcript) -> None:

@@ -35,7 +35,8 @@ from pykvstream.models import ModelConfig
 from pykvstream.models.architectures import build_graph
 from pykvstream.models.hybrid_config import HybridConfig
 from pykvstream.models.mtp import check_head
-from pykvstream.models.tensors import check_tensors, selections
+from pykvstream.models.side_file import with_head_of
+from pykvstream.models.tensors import check_head_tensors, check_tensors, head_selections, selections
 from pykvstream.models.weights import FileWeights
 from pykvstream.runtime.checkpoints import CheckpointStore, checkpoint_slots
 from pykvstream.runtime.context import Checkpoint, Context
@@ -153,7 +154,8 @@ def _check_widths(config: ModelConfig, options: TargetOptions) -> None:
 class Blueprint:
     """What is known before an arena exists: the graph, its tapes, and what each phase needs.
 
-    ``declared``: without loading a weight; good for plans, not for a ``Target``.
+    ``declared``: without loading a weight; good for plans, not for a ``Target``. ``head_file``: where the MTP head is,
+    if not in the file of the model.
     """
 
     def __init__(
@@ -165,6 +167,7 @@ class Blueprint:
         progress: Progress | None = None,
         *,
         declared: bool = False,
+        head_file: GgufFile | None = None,
     ) -> None:
         _check_widths(config, options)
         check_tensors(file, config)
@@ -175,21 +178,26 @@ class Blueprint:
         record = record_layout(layer)
         n_layers = len(config.attention_layers)
         self.layers = (layer,) * n_layers
-        if options.mtp:
-            check_head(config)
+        with_head = config if head_file is None else with_head_of(head_file, config)
         head_rows = CATCH_UP_ROWS if options.mtp else 0
         self.shape = CacheShape(
             n_layers, record.record_bytes, record.record_bytes * n_layers, head_rows=head_rows
         )
         parts = selections(file, config)
-        self.weights = FileWeights(file, device, progress, declared=declared, selections=parts)
+        block = f"blk.{check_head(with_head)}." if options.mtp else ""
+        if head_file is not None:
+            check_head_tensors(head_file, with_head, check_head(with_head))
+            parts |= head_selections(head_file, with_head, check_head(with_head))
+        self.weights = FileWeights(
+            file, device, progress, declared=declared, selections=parts, beside=head_file, block=block
+        )
         self._tapes: list[Tape] = []
         self.head: HeadBlueprint | None = None
         try:
             rotation = record.rotation_k, record.rotation_v
             graph = build_graph(config, self.weights, self.layers, rotation, with_hidden=options.mtp)
             if options.mtp:
-                self.head = HeadBlueprint(config, self.weights, layer, device, options.ctx_tokens)
+                self.head = HeadBlueprint(with_head, self.weights, layer, device, options.ctx_tokens)
             self.deltas = delta_layers(graph, self.weights)
             for phase in Phase:
                 self._tapes.append(self._lower(graph, device, phase))

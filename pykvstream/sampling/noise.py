@@ -36,6 +36,7 @@ class _Stream(IntEnum):
     XTC = 1
     FORK = 2
     ACCEPT = 3
+    DRAFT = 4
 
 
 def check_u64(name: str, value: int) -> int:
@@ -93,10 +94,17 @@ class Noise:
 
     def gumbel(self, position: int, tokens: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return a standard Gumbel number, -log(-log(u)), for each token at this position."""
+        return self._gumbel(position, tokens, _Stream.GUMBEL)
+
+    def draft_gumbel(self, position: int, tokens: NDArray[np.int64]) -> NDArray[np.float64]:
+        """The same for drafts that are drawn by noise of their own."""
+        return self._gumbel(position, tokens, _Stream.DRAFT)
+
+    def _gumbel(self, position: int, tokens: NDArray[np.int64], stream: _Stream) -> NDArray[np.float64]:
         result = np.empty(tokens.size, dtype=np.float64)
         for start in range(0, tokens.size, _BLOCK):
             block = slice(start, start + _BLOCK)
-            uniform = _uniform(self._words(tokens[block], position, _Stream.GUMBEL))
+            uniform = _uniform(self._words(tokens[block], position, stream))
             np.negative(fixed_log(-fixed_log(uniform)), out=result[block])
         return result
 

@@ -19,7 +19,7 @@ from pykvstream.sampling.elementary import fixed_exp
 from pykvstream.sampling.truncation import Candidates
 
 # Below this a difference of probabilities is rounding, and its logarithm could not be taken.
-_SMALLEST = 1e-300
+SMALLEST = 1e-300
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,5 +62,5 @@ def residual(p: Distribution, q: Distribution) -> Distribution:
     shared, at_p, at_q = np.intersect1d(p.ids, q.ids, assume_unique=True, return_indices=True)
     left = p.weights.copy()
     left[at_p[: shared.size]] -= q.weights[at_q]
-    stays = left > _SMALLEST
+    stays = left > SMALLEST
     return Distribution(p.ids[stays], left[stays]) if stays.any() else p

@@ -22,7 +22,7 @@ from pykvstream.sampling.logprobs import Choice, check_row, log_denominator
 from pykvstream.sampling.noise import Noise, check_u64
 from pykvstream.sampling.params import SamplingParams
 from pykvstream.sampling.penalties import LogitAdjuster, TokenHistory
-from pykvstream.sampling.rejection import Distribution, distribution_of, is_accepted, residual
+from pykvstream.sampling.rejection import SMALLEST, Distribution, distribution_of, is_accepted, residual
 from pykvstream.sampling.truncation import truncate_row
 
 
@@ -106,6 +106,14 @@ class Sampler:
         if self._params.is_greedy:
             return Distribution.certain(best_adjusted)
         return self._distribution(adjusted, position)
+
+    def draw_draft(self, drawn_from: Distribution, position: int) -> int:
+        """Draw a draft for ``judge``, by noise that neither ``choose`` nor ``judge`` uses; changes nothing."""
+        ids, weights = drawn_from.ids, drawn_from.weights
+        is_there = weights >= SMALLEST
+        ids, weights = ids[is_there], weights[is_there]
+        scores = fixed_log(weights) + self._noise.draft_gumbel(position, ids)
+        return int(ids[scores == scores.max()].min())
 
     def score(self, token: int, logits: NDArray[np.float32], position: int) -> Choice:
         """Return a token that stands at ``position`` whatever the settings would choose; raises as ``choose``."""

@@ -3,7 +3,8 @@
 One subject a file: ``drafter`` (what all have in common), ``occurrences`` (an index of n-grams), ``simple``,
 ``mapped``, ``hashed``, ``cached`` with ``counts`` (the drafters), ``chain`` (several of them), ``params``, ``stats``.
 
-Holds: everything here is a function of tokens alone; no guess changes a text.
+Holds: everything here is a function of tokens alone; no guess changes a text. The drafter that is part of a model
+belongs to the runtime.
 """
 
 from pykvstream.speculation.cached import NgramCache
@@ -14,6 +15,7 @@ from pykvstream.speculation.hashed import NgramMod
 from pykvstream.speculation.mapped import NgramMap
 from pykvstream.speculation.params import (
     DRAFTERS,
+    HEAD_DRAFTER,
     SAMPLINGS,
     ModSize,
     NgramSize,
@@ -26,7 +28,7 @@ from pykvstream.speculation.simple import NgramSimple
 from pykvstream.speculation.stats import DrafterStats, DraftStats
 
 __all__ = [
-    "DRAFTERS", "NO_DRAFT", "SAMPLINGS", "Chain", "Draft", "DraftStats", "Drafter", "DrafterStats", "ModSize",
-    "NgramCache", "NgramCounts", "NgramMap", "NgramMod", "NgramSimple", "NgramSize", "SpeculationParams", "Weights",
-    "Window", "chain_of", "check_drafter", "make_drafters",
+    "DRAFTERS", "HEAD_DRAFTER", "NO_DRAFT", "SAMPLINGS", "Chain", "Draft", "DraftStats", "Drafter", "DrafterStats",
+    "ModSize", "NgramCache", "NgramCounts", "NgramMap", "NgramMod", "NgramSimple", "NgramSize", "SpeculationParams",
+    "Weights", "Window", "chain_of", "check_drafter", "make_drafters",
 ]  # fmt: skip

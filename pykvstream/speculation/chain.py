@@ -6,7 +6,7 @@ Holds: ``Chain``, ``Window``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pykvstream.speculation.cached import NgramCache
@@ -62,9 +62,12 @@ class Chain:
         for drafter in self.drafters:
             drafter.observe(tokens)
 
-    def fork(self) -> Chain:
-        """One that knows the same and goes on alone, with counters of its own."""
-        child = Chain([drafter.fork() for drafter in self.drafters], self._n_max, self._n_min)
+    def fork(self, others: Mapping[str, Drafter] | None = None) -> Chain:
+        """One that knows the same and goes on alone, with counters of its own; ``others`` take the place of drafters
+        that belong to this text."""
+        known = {} if others is None else others
+        drafters = [known[drafter.name] if drafter.name in known else drafter.fork() for drafter in self.drafters]
+        child = Chain(drafters, self._n_max, self._n_min)
         child._tokens = list(self._tokens)
         return child
 

@@ -1,14 +1,14 @@
 """What the user sets of drafting, checked once; the names are those of the flags.
 
 Units: sizes in tokens.
-Holds: ``SpeculationParams``, ``NgramSize``, ``ModSize``, ``DRAFTERS``, ``SAMPLINGS``, ``make_drafters``.
+Holds: ``SpeculationParams``, ``NgramSize``, ``ModSize``, ``DRAFTERS``, ``HEAD_DRAFTER``, ``SAMPLINGS``, ``chain_of``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from numbers import Integral
+from numbers import Integral, Real
 
 from pykvstream.errors import InvalidArgument, Unsupported
 from pykvstream.speculation.cached import NgramCache
@@ -20,12 +20,13 @@ from pykvstream.speculation.mapped import NgramMap
 from pykvstream.speculation.simple import NgramSimple
 
 DRAFTERS = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")
-"""In the order in which they are asked."""
+"""In the order in which they are asked; behind them ``HEAD_DRAFTER``, which is part of a model."""
+HEAD_DRAFTER = "draft-mtp"
 SAMPLINGS = ("coupled", "greedy", "probabilistic")
 MOST_DRAFTED = 8
+_ALL = (*DRAFTERS, HEAD_DRAFTER)
 MOST_SIZE = 1024
 _REFUSED = {
-    "draft-mtp": "the MTP head is read from the file and not run yet",
     "draft-simple": "there is no second model",
     "draft-eagle3": "there is no second model",
     "draft-dflash": "there is no second model",
@@ -35,9 +36,9 @@ _REFUSED = {
 
 def check_drafter(name: object) -> str:
     """``name`` if there is such a drafter. Raises ``Unsupported`` with the reason, or ``InvalidArgument``."""
-    if isinstance(name, str) and name in DRAFTERS:
+    if isinstance(name, str) and name in _ALL:
         return name
-    known = ", ".join(DRAFTERS)
+    known = ", ".join(_ALL)
     if isinstance(name, str) and name in _REFUSED:
         raise Unsupported(f"spec_type {name!r} is not supported: {_REFUSED[name]}; supported: {known}")
     raise InvalidArgument(f"spec_type {name!r} is no drafter; supported: {known}")
@@ -79,8 +80,10 @@ class ModSize:
 class SpeculationParams:
     """Which drafters, and how their drafts are judged.
 
-    ``types``: asked in the order of ``DRAFTERS``, whatever their order here; the first that drafts is taken.
+    ``types``: asked in the order of ``DRAFTERS``, then ``draft-mtp``, whatever their order here; the first that drafts
+    is taken.
     ``draft_n_max``: cuts every draft; None leaves each drafter its own bound. ``draft_n_min``: shorter drafts are none.
+    ``draft_p_min``: ``draft-mtp`` ends a draft before a token that it is less sure of, among its ten best.
     ``draft_sampling``: ``coupled`` and ``greedy`` accept what would have been chosen anyway, so that the text is that
     without drafting; for drafters that follow the text they are one. ``probabilistic`` accepts by probability: the same
     distribution of texts, but another text for a seed. ``static``, ``dynamic``: counts of ``ngram-cache``.
@@ -89,6 +92,7 @@ class SpeculationParams:
     types: tuple[str, ...] = ()
     draft_n_max: int | None = None
     draft_n_min: int = 0
+    draft_p_min: float = 0.0
     draft_sampling: str = "coupled"
     ngram_simple: NgramSize = field(default_factory=NgramSize)
     ngram_map_k: NgramSize = field(default_factory=NgramSize)
@@ -103,10 +107,13 @@ class SpeculationParams:
         names = [check_drafter(name) for name in self.types]
         if len(set(names)) < len(names):
             raise InvalidArgument(f"types names a drafter twice: {', '.join(names)}")
-        object.__setattr__(self, "types", tuple(sorted(names, key=DRAFTERS.index)))
+        object.__setattr__(self, "types", tuple(sorted(names, key=_ALL.index)))
         if self.draft_n_max is not None:
             _check("draft_n_max", self.draft_n_max, 1, MOST_DRAFTED)
         _check("draft_n_min", self.draft_n_min, 0, MOST_SIZE if self.draft_n_max is None else self.draft_n_max)
+        p_min = self.draft_p_min
+        if isinstance(p_min, bool) or not isinstance(p_min, Real) or not 0.0 <= p_min <= 1.0:
+            raise InvalidArgument(f"draft_p_min must be a number from 0 to 1, got {p_min!r}")
         if self.draft_sampling not in SAMPLINGS:
             raise InvalidArgument(f"draft_sampling must be one of {', '.join(SAMPLINGS)}, got {self.draft_sampling!r}")
         for name, counts in (("static", self.static), ("dynamic", self.dynamic)):
@@ -121,18 +128,19 @@ class SpeculationParams:
         return self.draft_sampling == "probabilistic"
 
 
-def chain_of(params: SpeculationParams, n_vocab: int) -> Chain:
-    """Drafters of an empty text. Raises ``InvalidArgument`` for counts of another vocabulary."""
+def chain_of(params: SpeculationParams, n_vocab: int, head: Drafter | None = None) -> Chain:
+    """Drafters of an empty text, ``head`` behind them. Raises ``InvalidArgument`` for counts of another vocabulary."""
     for name, counts in (("static", params.static), ("dynamic", params.dynamic)):
         if counts is not None and counts.largest_token() >= n_vocab:
             raise InvalidArgument(
                 f"{name} counts name token {counts.largest_token()}, the vocabulary has {n_vocab} tokens"
             )
-    return Chain(make_drafters(params), params.draft_n_max, params.draft_n_min)
+    drafters = make_drafters(params) if head is None else [*make_drafters(params), head]
+    return Chain(drafters, params.draft_n_max, params.draft_n_min)
 
 
 def make_drafters(params: SpeculationParams) -> list[Drafter]:
-    """New drafters of an empty text, in the order in which they are asked."""
+    """New drafters of an empty text, in the order in which they are asked, without that of a model."""
     simple, k, k4v, mod = params.ngram_simple, params.ngram_map_k, params.ngram_map_k4v, params.ngram_mod
     makers: dict[str, Callable[[], Drafter]] = {
         "ngram-simple": lambda: NgramSimple(simple.size_n, simple.size_m),
@@ -141,4 +149,4 @@ def make_drafters(params: SpeculationParams) -> list[Drafter]:
         "ngram-mod": lambda: NgramMod(mod.n_match, mod.n_min, mod.n_max),
         "ngram-cache": lambda: NgramCache(params.static, params.dynamic),
     }
-    return [makers[name]() for name in params.types]
+    return [makers[name]() for name in params.types if name in makers]

@@ -31,6 +31,7 @@ from pykvstream.errors import (
     Unsupported,
 )
 from pykvstream.gguf import GgufFile
+from pykvstream.runtime import opening
 from pykvstream.runtime.admission import HostMemory
 from pykvstream.runtime.target import Phase
 from pykvstream.sampling import SamplingParams
@@ -294,7 +295,7 @@ class TestSizes:
         self, path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(
-            engine, "host_memory_available", lambda: HostMemory(total=1 << 34, available=100_000)
+            opening, "host_memory_available", lambda: HostMemory(total=1 << 34, available=100_000)
         )
         with pytest.raises(HostMemoryError, match=r"\d+ bytes.*100000 bytes"):
             Model.open(path, arena_mib=8, threads=1)

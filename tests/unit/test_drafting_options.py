@@ -51,6 +51,7 @@ def test_every_flag_reaches_its_field() -> None:
             ngram_map_k4v=NgramSize(7, 8, 9),
             ngram_mod=ModSize(10, 0, 12),
         ),
+        None,
         Path("s"),
         Path("d"),
     )
@@ -59,8 +60,11 @@ def test_every_flag_reaches_its_field() -> None:
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (("--spec-type", "draft-mtp"), "spec_type 'draft-mtp' is not supported: the MTP head is read from the file"),
-        (("--spec-type", "ngram-simple,draft-mtp"), "'draft-mtp' is not supported"),
+        (("--spec-type", "draft-eagle3"), "spec_type 'draft-eagle3' is not supported: there is no second model"),
+        (("--spec-type", "ngram-simple,draft-simple"), "'draft-simple' is not supported"),
+        (("--spec-type", "draft-mtp", "-ctkd", "f16"), "keeps its keys and values in the types of the model"),
+        (("--spec-type", "draft-mtp", "--spec-draft-p-min", "1.5"), "1.5"),
+        (("--spec-type", "ngram-mod", "--mtp-file", "f"), "--mtp-file needs --spec-type draft-mtp"),
         (("--spec-type", "none,ngram-simple"), "'none' is no drafter"),
         (("--spec-type", "ngram-mod,ngram-mod"), "names a drafter twice"),
         (("--spec-type", "ngram-mod", "--spec-draft-n-max", "0"), "from 1 to 8, got 0"),
@@ -77,7 +81,7 @@ def test_every_flag_reaches_its_field() -> None:
         (("--spec-type", "ngram-mod", "--spec-ngram-mod-n-min", "65"), "n_min must be an integer from 0 to 64, got 65"),
         (("--spec-type", "ngram-mod", "-lcs", "f"), "--lookup-cache-static needs --spec-type ngram-cache"),
         (("-lcd", "f"), "--lookup-cache-dynamic needs --spec-type ngram-cache"),
-        (("--spec-draft-p-min", "0.5"), "no model drafts in this version, n-grams do"),
+        (("--spec-draft-p-min", "0.5"), "--spec-draft-p-min needs --spec-type draft-mtp"),
         (("--spec-ngram-map-k-min-hits", "2"), "drafts the first time that a key is met again"),
     ],
 )  # fmt: skip

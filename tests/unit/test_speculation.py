@@ -154,7 +154,7 @@ def test_stats_tell_drafters_and_indices_apart() -> None:
     ("make", "error", "words"),
     [
         (lambda: SpeculationParams(types=("ngram",)), InvalidArgument, "'ngram' is no drafter; supported: ngram-"),
-        (lambda: SpeculationParams(types=("draft-mtp",)), Unsupported, "the MTP head is read from the file"),
+        (lambda: SpeculationParams(draft_p_min=1.5), InvalidArgument, "draft_p_min must be a number from 0 to 1"),
         (lambda: SpeculationParams(types=("draft-eagle3",)), Unsupported, "there is no second model"),
         (lambda: SpeculationParams(types="ngram-mod"), InvalidArgument, "a sequence of names"),  # type: ignore[arg-type]
         (lambda: SpeculationParams(types=("ngram-mod", "ngram-mod")), InvalidArgument, "a drafter twice"),
