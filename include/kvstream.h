@@ -12,13 +12,15 @@
  * Lines that do not apply are left out. "any" means any thread, also concurrently; "owner" means one thread at a time
  * for the objects named. Outputs are written on success only.
  *
- * Read the parts in this order: base, device, arena, kv, span, ring, phase, pager, state, bank, tape, trace.
+ * Read the parts in this order: base, device, arena, kv, span, ring, phase, pager, state, bank, tape, kernel,
+ * trace.
  */
 #ifndef KVSTREAM_H
 #define KVSTREAM_H
 
 #include "kvstream/base.h"
 #include "kvstream/device.h"
+#include "kvstream/kernel.h"
 #include "kvstream/arena.h"
 #include "kvstream/kv.h"
 #include "kvstream/span.h"

@@ -23,6 +23,7 @@ from typing import NoReturn, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from pykvstream.core.cuda import open_device
 from pykvstream.core.device import Device
 from pykvstream.core.pager import Forecast
 from pykvstream.errors import Busy, Cancelled, InvalidArgument, Unsupported
@@ -39,7 +40,7 @@ from pykvstream.runtime.layout import (
     require_int,
 )
 from pykvstream.runtime.mtp_drafter import MtpDrafter
-from pykvstream.runtime.opening import admit
+from pykvstream.runtime.opening import admit, provide
 from pykvstream.runtime.saving import Saved, weights_digest
 from pykvstream.runtime.session import ForwardProgress, LogitsWanted, SessionStats, TokenSession
 from pykvstream.runtime.target import Blueprint, MemoryReport, Phase, Progress, Target, TargetOptions, require_token_ids
@@ -121,7 +122,9 @@ class Model:
 
         ``arena_mib``: the bound on device memory beside the weights and, on hybrids, the recurrent state of each
         session; by default what keeps ``ctx_size`` tokens resident, but not more than a quarter of the memory that is
-        free.
+        free. On a card what keeps ``ctx_size`` tokens resident or, where that is more, what the card has free.
+        ``device``: ``cpu``, ``cuda`` or ``cuda:N``, the driver's number of a card. Kernels that it needs are compiled
+        once and kept under the user's cache folder.
         ``ctx_size``: the longest context of any session, by default the model's own.
         ``ubatch_size``: rows of a prompt pass. ``threads``: 0 for one per core.
         ``checkpoint_mib``: host memory for recurrent states of the past, which let a conversation of a hybrid model go
@@ -136,8 +139,6 @@ class Model:
         Raises ``NotFound``, ``FormatError``, ``Unsupported``, ``NoSpace`` (with the smallest arena that works) or
         ``HostMemoryError``.
         """
-        if device != "cpu":
-            raise Unsupported(f"device {device!r} is not supported; supported: cpu")
         for name, value in (("kv_rotation", kv_rotation), ("mtp", mtp)):
             if not isinstance(value, bool):
                 raise InvalidArgument(f"{name} must be True or False, got {value!r}")
@@ -157,8 +158,9 @@ class Model:
                 head_file = GgufFile.open(find_model(mtp_file))
             with_head = mtp or head_file is not None
             options = TargetOptions(*types, ubatch_size, ctx_tokens, kv_rotation, checkpoint_bytes=kept, mtp=with_head)
-            core = Device(threads)
+            core = open_device(device, threads)
             arena_bytes = admit(file, config, core, options, arena_mib, head_file)
+            provide(core)
             blueprint = Blueprint(file, config, core, options, progress, head_file=head_file)
             return cls(where, file, core, Target(core, blueprint, arena_bytes), head_file)
         except BaseException:

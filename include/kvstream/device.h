@@ -19,7 +19,8 @@ typedef struct kvs_fence kvs_fence;
 
 typedef enum kvs_backend_kind {
     KVS_BACKEND_CPU = 0,
-    KVS_BACKEND_TRACE = 1 /* computes nothing and checks the order of everything; see trace.h */
+    KVS_BACKEND_TRACE = 1, /* computes nothing and checks the order of everything; see trace.h */
+    KVS_BACKEND_CUDA = 2   /* a card of sm_75 or later, through the driver's library; takes none of the flags but POISON_RELEASED */
 } kvs_backend_kind;
 
 typedef enum kvs_device_flag {
@@ -38,10 +39,12 @@ typedef struct kvs_device_desc {
     uint32_t struct_size;
     uint32_t flags;         /* kvs_device_flag, or-ed */
     uint32_t backend;       /* kvs_backend_kind */
-    uint32_t n_threads;     /* compute threads including the caller's; 0 = one per usable core */
+    uint32_t n_threads;     /* compute threads including the caller's; 0 = one per usable core. Of the CPU backend alone */
     uint64_t schedule_seed; /* order of deferred copies */
     uint32_t isa;           /* highest instruction set to use: 0 = best, else kvs_isa */
-    uint32_t reserved;
+    uint32_t ordinal;       /* of the CUDA backend: the driver's number of the card */
+    char *failure;          /* receives why no device was made, NUL-terminated and cut to capacity; NULL: nobody asks */
+    uint64_t failure_bytes;
 } kvs_device_desc;
 
 /* Instruction sets of the CPU backend, in rising order. */
@@ -92,12 +95,17 @@ typedef struct kvs_device_info {
     uint64_t copied_bytes;       /* their payload */
     uint64_t loaded_bytes;       /* the part that went from history to the device */
     uint64_t load_ns;            /* time the copy engine spent on it */
+    uint64_t memory_bytes;       /* of the card; 0 where the device shares the host's */
+    uint64_t memory_free_bytes;  /* now */
+    uint32_t backend;            /* kvs_backend_kind */
+    uint32_t arch;               /* of the card, 90 for sm_90; else 0 */
+    char name[64];
 } kvs_device_info;
 
 /* Create a device with its worker threads and copy thread.
  * own: caller, until kvs_device_release. thread: any.
- * errors: EINVAL bad field or struct_size; EUNSUPPORTED backend or isa not available on this machine; ENOMEM; EIO no
- * thread could be started */
+ * errors: EINVAL bad field or struct_size; EUNSUPPORTED backend or isa not available on this machine; ENOTFOUND no such card;
+ * ENOMEM; EIO no thread could be started, or the driver's */
 kvs_status kvs_device_create(const kvs_device_desc *desc, kvs_device **device);
 
 /* Give up the caller's claim. Threads stop when the last child has gone. NULL is ignored. thread: any */
@@ -146,7 +154,7 @@ void kvs_buffer_retain(kvs_buffer *buffer);
 /* Drop one claim; memory goes with the last claim of root and views. NULL is ignored. thread: any */
 void kvs_buffer_release(kvs_buffer *buffer);
 
-/* own: `address` is borrowed, valid until the buffer is released. On this backend it can be read and written by the CPU.
+/* own: `address` is borrowed, valid until the buffer is released. Of a CPU device the CPU can read and write it.
  * thread: any. errors: EINVAL */
 kvs_status kvs_buffer_get_range(kvs_buffer *buffer, uint64_t *address, uint64_t *bytes);
 

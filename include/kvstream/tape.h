@@ -19,7 +19,8 @@ typedef struct kvs_binding kvs_binding;
 /* How a weight lies on the device. */
 typedef enum kvs_weight_layout {
     KVS_WEIGHT_PANELS = 0, /* repacked for matmul; device memory of its own */
-    KVS_WEIGHT_ROWS = 1    /* as the file holds it; the caller's memory is borrowed while the weight lives */
+    KVS_WEIGHT_ROWS = 1    /* as the file holds it; the caller's memory is borrowed while the weight lives, or copied to a device
+                            * that cannot read it */
 } kvs_weight_layout;
 
 #define KVS_NONE 0xffffffffu /* no tensor, no weight */
@@ -144,7 +145,7 @@ kvs_status kvs_weight_create(kvs_device *device, int type, uint64_t k, uint64_t 
 kvs_status kvs_weight_set_scales(kvs_weight *weight, const float *scales, uint64_t n_scales);
 /* thread: any. NULL is ignored */
 void kvs_weight_release(kvs_weight *weight);
-/* Device bytes it takes or, declared only, would take (0 for borrowed rows). thread: any. errors: EINVAL */
+/* Device bytes it takes or, declared only, would take (0 for rows that are borrowed). thread: any. errors: EINVAL */
 kvs_status kvs_weight_get_bytes(kvs_weight *weight, uint64_t *bytes);
 
 /* own: caller. `max_rows` bounds every pass, `max_out_rows` its output rows. thread: any. errors: EINVAL; ENOMEM */

@@ -1,5 +1,6 @@
 /* backend.h: THE table of what a backend does for the core. Backends include this header and native/base, never each
- * other; the core calls a backend through this table alone.
+ * other; the core calls a backend through this table alone. Device memory is the backend's: the core reads and writes it through
+ * this table too.
  *
  * Streams: a backend has one compute order (the calls of `run_op`, in order, each complete for all later ones) and two
  * copy queues, each first in first out: one for copies with a gate, which do not start before `*gate >= gate_value`, and
@@ -33,8 +34,10 @@ struct kvs_bound_op; /* native/core/step.h: an operation with addresses */
 struct kvs_delta_view; /* native/core/step.h: a recurrent layer's state in a pass */
 
 typedef struct kvs_backend {
-    const char *name;
-    bool has_no_bytes; /* addresses have no memory behind them: the core must not touch it */
+    const char *name; /* at most 63 letters */
+    bool has_no_bytes; /* addresses have no memory behind them */
+    /* Operations cannot read the caller's memory: borrowed rows of weights, and their scales, are copied to the device. */
+    bool copies_rows;
     /* Device memory, aligned to 64 bytes at least. */
     kvs_status (*device_alloc)(void *self, uint64_t bytes, uint64_t alignment, uint64_t *address);
     void (*device_free)(void *self, uint64_t address, uint64_t bytes);
@@ -69,15 +72,15 @@ typedef struct kvs_backend {
     kvs_status (*weight_pack)(void *self, int type, uint64_t k, uint64_t n, const void *rows, uint64_t address);
     /* Scratch that an operation needs for passes of up to max_rows rows; refuses what it cannot run, by name. */
     kvs_status (*op_scratch_bytes)(void *self, const struct kvs_bound_op *op, uint32_t max_rows, uint64_t *bytes);
-    /* Run one operation to its end on all compute threads. Everything but KVS_OP_ATTEND. */
+    /* Run one operation, complete for whatever follows it. Everything but KVS_OP_ATTEND. */
     kvs_status (*run_op)(void *self, const struct kvs_bound_op *op, const struct kvs_step *step);
     /* Fold the pending rows of views[layer], as a logged pass of no rows does: nothing goes to the log. Scratch as for that. */
     kvs_status (*delta_fold)(void *self, const struct kvs_delta_view *views, uint32_t layer, void *scratch);
     /* Attention in waves of consecutive pages whose table entries are valid; any cut gives the same bits. */
-    void (*attend_begin)(void *self, const struct kvs_bound_op *op, const struct kvs_step *step);
-    void (*attend_wave)(void *self, const struct kvs_bound_op *op, const struct kvs_step *step, uint64_t page_begin,
-                        uint64_t page_end);
-    void (*attend_finish)(void *self, const struct kvs_bound_op *op, const struct kvs_step *step);
+    kvs_status (*attend_begin)(void *self, const struct kvs_bound_op *op, const struct kvs_step *step);
+    kvs_status (*attend_wave)(void *self, const struct kvs_bound_op *op, const struct kvs_step *step, uint64_t page_begin,
+                              uint64_t page_end);
+    kvs_status (*attend_finish)(void *self, const struct kvs_bound_op *op, const struct kvs_step *step);
     /* Attention over a frozen plan, and the record codec (NULL: unsupported), for callers outside a tape. */
     kvs_status (*attend_plan)(void *self, const kvs_attend_desc *desc, const kvs_kv_layer *layer, const uint64_t *pages,
                               uint64_t active_tokens, uint32_t n_query_rows);
@@ -85,9 +88,13 @@ typedef struct kvs_backend {
                           uint32_t first_row, uint32_t n_rows, const float *k, const float *v);
     void (*record_decode)(void *self, const kvs_kv_layer *layer, const kvs_record_info *record, const void *bytes,
                           uint32_t first_row, uint32_t n_rows, float *k, float *v);
-    /* Begin and end a pass: workers may spin between operations in between. */
-    void (*pass_begin)(void *self);
-    void (*pass_end)(void *self);
+    /* Begin and end a pass: workers may spin between operations in between. Where operations cannot reach host memory, the
+     * beginning brings what the step names to the device and lets the step name it there. Operations may be under way until the
+     * end, which waits for them; of a whole pass the caller has the outputs then. A pass that has not begun does not end. */
+    kvs_status (*pass_begin)(void *self, struct kvs_step *step);
+    kvs_status (*pass_end)(void *self, bool is_whole);
+    /* Name, architecture and memory of a card; NULL where there is nothing to say. */
+    void (*describe)(void *self, kvs_device_info *info);
     void (*destroy)(void *self);
 } kvs_backend;
 

@@ -3,6 +3,7 @@
 #include "core/device.h"
 
 #include "backends/cpu/backend.h"
+#include "backends/cuda/backend.h"
 #include "backends/trace/backend.h"
 #include "base/failures.h"
 #include "core/history.h"
@@ -18,6 +19,7 @@ struct kvs_device {
     uint32_t flags;
     uint32_t n_threads;
     uint32_t isa;
+    uint32_t kind; /* kvs_backend_kind */
     pid_t process; /* that made it, and has its threads */
     const kvs_backend *backend;
     void *backend_self;
@@ -98,16 +100,23 @@ static kvs_status create_backend(kvs_device *device, const kvs_device_desc *desc
         device->n_threads = 1;
         device->isa = KVS_ISA_REFERENCE;
         return kvs_trace_backend_create(device, desc, &device->backend, &device->backend_self);
+    case KVS_BACKEND_CUDA:
+        device->n_threads = 1;
+        device->isa = KVS_ISA_REFERENCE;
+        return kvs_cuda_backend_create(device, desc, &device->backend, &device->backend_self);
     default:
-        return KVS_EUNSUPPORTED;
+        return kvs_fail(device, KVS_EUNSUPPORTED, "no backend has number %u", desc->backend);
     }
 }
 
 kvs_status kvs_device_create(const kvs_device_desc *desc, kvs_device **device)
 {
     if (device == NULL || !KVS_STRUCT_OK(desc) || (desc->flags & ~known_flags) != 0 ||
-        desc->isa > KVS_ISA_AVX512 || desc->reserved != 0) {
+        desc->isa > KVS_ISA_AVX512) {
         return KVS_EINVAL;
+    }
+    if (desc->failure != NULL && desc->failure_bytes != 0) {
+        desc->failure[0] = '\0';
     }
     kvs_device *made = alloc_parts(desc);
     if (made == NULL) {
@@ -115,9 +124,13 @@ kvs_status kvs_device_create(const kvs_device_desc *desc, kvs_device **device)
     }
     const kvs_status status = create_backend(made, desc);
     if (status != KVS_OK) {
+        if (desc->failure != NULL && desc->failure_bytes != 0) {
+            kvs_failures_copy(&made->failures, desc->failure, (size_t)desc->failure_bytes);
+        }
         free_parts(made);
         return status;
     }
+    made->kind = desc->backend;
     *device = made;
     return KVS_OK;
 }
@@ -176,6 +189,15 @@ kvs_status kvs_device_get_info(kvs_device *device, kvs_device_info *info)
     info->copied_bytes = load(&device->copied_bytes);
     info->loaded_bytes = load(&device->loaded_bytes);
     info->load_ns = load(&device->load_ns);
+    info->backend = device->kind;
+    info->memory_bytes = 0;
+    info->memory_free_bytes = 0;
+    info->arch = 0;
+    memset(info->name, 0, sizeof info->name);
+    memcpy(info->name, device->backend->name, strlen(device->backend->name));
+    if (device->backend->describe != NULL) {
+        device->backend->describe(device->backend_self, info);
+    }
     return KVS_OK;
 }
 

@@ -14,6 +14,8 @@ struct kvs_binding {
     kvs_pager *pager; /* borrowed; NULL for a tape without attention */
     uint64_t epoch;
     kvs_bound_op *ops;
+    kvs_rows_shape *outputs;
+    kvs_rows_shape *inputs; /* behind the outputs */
 };
 
 static void bind_operand(const kvs_tape *tape, uint32_t id, uint64_t workspace, kvs_operand *operand)
@@ -36,6 +38,18 @@ static void bind_ops(kvs_binding *binding, uint64_t workspace)
             bind_operand(tape, tape->ops[i].out[j], workspace, &op->out[j]);
         }
         op->scratch = (void *)(uintptr_t)(workspace + tape->scratch_offset_bytes);
+    }
+}
+
+static void bind_shapes(kvs_binding *binding)
+{
+    const kvs_tape *tape = binding->tape;
+    for (uint32_t i = 0; i < tape->n_tensors; i++) {
+        const kvs_tape_tensor *tensor = &tape->tensors[i];
+        if (tensor->output_slot != KVS_NONE) {
+            kvs_rows_shape *shapes = tensor->kind == KVS_TENSOR_INPUT ? binding->inputs : binding->outputs;
+            shapes[tensor->output_slot] = (kvs_rows_shape){.cols = tensor->cols, .rows = tensor->rows};
+        }
     }
 }
 
@@ -85,7 +99,10 @@ kvs_status kvs_tape_bind(kvs_tape *tape, kvs_arena *arena, kvs_lease *workspace,
     }
     kvs_binding *made = kvs_object_alloc(tape->device, sizeof *made);
     kvs_bound_op *ops = made == NULL ? NULL : kvs_array_alloc(tape->device, tape->n_ops, sizeof *ops);
-    if (ops == NULL) {
+    const size_t n_shapes = (size_t)tape->n_outputs + tape->n_inputs + 1;
+    kvs_rows_shape *outputs = ops == NULL ? NULL : kvs_array_alloc(tape->device, n_shapes, sizeof *outputs);
+    if (outputs == NULL) {
+        kvs_array_free(ops);
         if (made != NULL) {
             kvs_object_free(tape->device, made);
         }
@@ -99,7 +116,10 @@ kvs_status kvs_tape_bind(kvs_tape *tape, kvs_arena *arena, kvs_lease *workspace,
                           .workspace = workspace,
                           .pager = tape->n_layers == 0 ? NULL : pager,
                           .epoch = kvs_arena_epoch(arena),
-                          .ops = ops};
+                          .ops = ops,
+                          .outputs = outputs,
+                          .inputs = outputs + tape->n_outputs};
+    bind_shapes(made);
     bind_ops(made, kvs_lease_address(workspace));
     *binding = made;
     return KVS_OK;
@@ -112,6 +132,7 @@ void kvs_binding_release(kvs_binding *binding)
     }
     kvs_device *device = binding->device;
     kvs_array_free(binding->ops);
+    kvs_array_free(binding->outputs);
     kvs_lease_release(binding->workspace);
     kvs_tape_release(binding->tape);
     kvs_object_free(device, binding);
@@ -181,22 +202,19 @@ static kvs_status run_attend(const kvs_binding *binding, const kvs_bound_op *op,
                              uint64_t active_pages)
 {
     struct kvs_device_view backend = kvs_device_backend(binding->device);
-    backend.backend->attend_begin(backend.self, op, step);
-    for (uint64_t begin = 0; begin < active_pages;) {
+    kvs_status status = backend.backend->attend_begin(backend.self, op, step);
+    for (uint64_t begin = 0; status == KVS_OK && begin < active_pages;) {
         uint64_t end = begin;
-        kvs_status status = kvs_pager_acquire_wave(binding->pager, op->layer, begin, &end);
-        if (status != KVS_OK) {
-            return status;
+        status = kvs_pager_acquire_wave(binding->pager, op->layer, begin, &end);
+        if (status == KVS_OK) {
+            status = backend.backend->attend_wave(backend.self, op, step, begin, end);
         }
-        backend.backend->attend_wave(backend.self, op, step, begin, end);
-        status = kvs_pager_release_wave(binding->pager, op->layer, begin, end);
-        if (status != KVS_OK) {
-            return status;
+        if (status == KVS_OK) {
+            status = kvs_pager_release_wave(binding->pager, op->layer, begin, end);
         }
         begin = end;
     }
-    backend.backend->attend_finish(backend.self, op, step);
-    return KVS_OK;
+    return status == KVS_OK ? backend.backend->attend_finish(backend.self, op, step) : status;
 }
 
 static bool is_cancelled(const kvs_pass_desc *pass)
@@ -273,11 +291,20 @@ kvs_status kvs_binding_run(kvs_binding *binding, const kvs_pass_desc *pass)
                             .out_rows = pass->out_rows,
                             .outputs = pass->outputs,
                             .inputs = pass->inputs,
+                            .output_shapes = binding->outputs,
+                            .input_shapes = binding->inputs,
+                            .n_outputs = pass->n_outputs,
+                            .n_inputs = pass->n_inputs,
+                            .n_layers = view.n_layers,
+                            .active_pages = view.active_pages,
                             .first_token = view.first_token,
                             .page_tables = view.page_tables};
     struct kvs_device_view backend = kvs_device_backend(binding->device);
-    backend.backend->pass_begin(backend.self);
+    status = backend.backend->pass_begin(backend.self, &step);
+    if (status != KVS_OK) {
+        return status;
+    }
     status = run_ops(binding, pass, &step, view.active_pages);
-    backend.backend->pass_end(backend.self);
-    return status;
+    const kvs_status ended = backend.backend->pass_end(backend.self, status == KVS_OK);
+    return status == KVS_OK ? ended : status;
 }

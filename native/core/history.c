@@ -242,17 +242,19 @@ static kvs_status move_wait(kvs_host *host, uint64_t offset, unsigned char *to,
     if (bounce == NULL) {
         return status;
     }
+    const struct kvs_device_view view = kvs_device_backend(host->device);
     const uint64_t address = kvs_buffer_address(bounce);
-    void *memory = (void *)(uintptr_t)address;
     for (uint64_t at = 0; status == KVS_OK && at < n_bytes; at += chunk_bytes) {
         const uint64_t left = n_bytes - at;
         const uint64_t now = left < chunk_bytes ? left : chunk_bytes;
         if (from != NULL) {
-            memcpy(memory, from + at, (size_t)now);
+            status = view.backend->device_write(view.self, address, now, from + at);
         }
-        status = copy_wait(host, offset + at, address, now, from != NULL);
+        if (status == KVS_OK) {
+            status = copy_wait(host, offset + at, address, now, from != NULL);
+        }
         if (status == KVS_OK && to != NULL) {
-            memcpy(to + at, memory, (size_t)now);
+            status = view.backend->device_read(view.self, address, now, to + at);
         }
     }
     kvs_buffer_release(bounce);

@@ -264,6 +264,10 @@ kvs_status kvs_attend_run(kvs_device *device, const kvs_attend_desc *desc)
     }
     write_table(plan, pages);
     const struct kvs_device_view view = kvs_device_backend(device);
+    if (view.backend->attend_plan == NULL) {
+        kvs_array_free(pages);
+        return kvs_fail(device, KVS_EUNSUPPORTED, "a %s device attends to pages in a tape alone", view.backend->name);
+    }
     status = view.backend->attend_plan(view.self, desc, &plan->layer, pages, plan->active_tokens,
                                        plan->n_query_rows);
     kvs_array_free(pages);

@@ -78,6 +78,12 @@ static inline uint64_t kvs_delta_log_values(const kvs_delta_layer *layer)
     return kvs_delta_channels(layer) + 2 * (uint64_t)layer->n_value_heads;
 }
 
+/* An output or input of a pass. */
+typedef struct kvs_rows_shape {
+    uint32_t cols;
+    uint32_t rows; /* kvs_row_kind */
+} kvs_rows_shape;
+
 /* One pass as operations see it. */
 struct kvs_step {
     uint32_t n_rows;
@@ -88,6 +94,12 @@ struct kvs_step {
     const uint32_t *out_rows;
     float *const *outputs;
     const float *const *inputs;
+    const kvs_rows_shape *output_shapes;
+    const kvs_rows_shape *input_shapes;
+    uint32_t n_outputs;
+    uint32_t n_inputs;
+    uint32_t n_layers;                  /* of page_tables */
+    uint64_t active_pages;              /* entries of each page table */
     uint64_t first_token;               /* committed tokens before the pass: row r is token first_token + r */
     const uint64_t *const *page_tables; /* [layer][absolute page] device addresses */
     const kvs_delta_view *deltas;       /* [recurrent layer] */

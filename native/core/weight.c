@@ -10,8 +10,9 @@ struct kvs_weight {
     kvs_device *device;
     _Atomic uint32_t claims;
     kvs_weight_view view;
-    kvs_buffer *buffer; /* panels; NULL for borrowed rows */
-    float *scales;      /* what the view shows */
+    kvs_buffer *buffer; /* NULL for rows that are borrowed */
+    float *scales;      /* what the view shows, unless they lie on the device */
+    kvs_buffer *device_scales;
     uint64_t bytes;
 };
 
@@ -31,6 +32,41 @@ static kvs_status check_shape(kvs_device *device, int type, uint64_t k, uint64_t
                         kvs_type_name(type), block_values);
     }
     return KVS_OK;
+}
+
+static bool copies_rows(const kvs_weight *weight)
+{
+    return kvs_device_backend(weight->device).backend->copies_rows;
+}
+
+/* Bytes that the caller has in device memory of its own. */
+static kvs_status copy_to_device(kvs_device *device, const void *from, uint64_t n_bytes, kvs_buffer **buffer)
+{
+    struct kvs_device_view backend = kvs_device_backend(device);
+    kvs_status status = kvs_buffer_create(device, n_bytes, 64, buffer);
+    if (status == KVS_OK) {
+        status = backend.backend->device_write(backend.self, kvs_buffer_address(*buffer), n_bytes, from);
+    }
+    return status;
+}
+
+/* Rows as the file holds them: borrowed, or copied where operations cannot read the caller's memory. */
+static kvs_status place_rows(kvs_weight *weight, const void *rows)
+{
+    kvs_weight_view *view = &weight->view;
+    view->address = (uint64_t)(uintptr_t)rows;
+    if (!copies_rows(weight)) {
+        return KVS_OK;
+    }
+    uint32_t block_values = 1;
+    uint32_t block_bytes = 0;
+    (void)kvs_type_block(view->type, &block_values, &block_bytes);
+    weight->bytes = view->n * (view->k / block_values * block_bytes);
+    kvs_status status = rows == NULL ? KVS_OK : copy_to_device(weight->device, rows, weight->bytes, &weight->buffer);
+    if (status == KVS_OK && rows != NULL) {
+        view->address = kvs_buffer_address(weight->buffer);
+    }
+    return status;
 }
 
 static kvs_status size_panels(kvs_weight *weight)
@@ -73,7 +109,7 @@ kvs_status kvs_weight_create(kvs_device *device, int type, uint64_t k, uint64_t 
     atomic_init(&made->claims, 1);
     made->view = (kvs_weight_view){.type = type, .layout = layout, .k = k, .n = n};
     if (layout == KVS_WEIGHT_ROWS) {
-        made->view.address = (uint64_t)(uintptr_t)rows;
+        status = place_rows(made, rows);
     } else {
         status = size_panels(made);
     }
@@ -98,6 +134,14 @@ static bool are_finite(const float *values, uint64_t n)
     return true;
 }
 
+static void free_scales(kvs_weight *weight)
+{
+    kvs_buffer_release(weight->device_scales);
+    if (weight->scales != NULL) {
+        kvs_object_free(weight->device, weight->scales);
+    }
+}
+
 kvs_status kvs_weight_set_scales(kvs_weight *weight, const float *scales, uint64_t n_scales)
 {
     if (weight == NULL) {
@@ -119,11 +163,18 @@ kvs_status kvs_weight_set_scales(kvs_weight *weight, const float *scales, uint64
         return kvs_fail(weight->device, KVS_ENOMEM, "no memory for the scales of a weight");
     }
     memcpy(copy, scales, n_scales * sizeof *copy);
-    if (weight->scales != NULL) {
-        kvs_object_free(weight->device, weight->scales);
+    kvs_buffer *on_device = NULL;
+    const kvs_status status =
+        copies_rows(weight) ? copy_to_device(weight->device, copy, n_scales * sizeof *copy, &on_device) : KVS_OK;
+    if (status != KVS_OK) {
+        kvs_buffer_release(on_device);
+        kvs_object_free(weight->device, copy);
+        return status;
     }
+    free_scales(weight);
     weight->scales = copy;
-    view->scales = copy;
+    weight->device_scales = on_device;
+    view->scales = on_device == NULL ? copy : (const float *)(uintptr_t)kvs_buffer_address(on_device);
     view->n_scales = n_scales;
     return KVS_OK;
 }
@@ -139,9 +190,7 @@ void kvs_weight_release(kvs_weight *weight)
         return;
     }
     kvs_buffer_release(weight->buffer);
-    if (weight->scales != NULL) {
-        kvs_object_free(weight->device, weight->scales);
-    }
+    free_scales(weight);
     kvs_object_free(weight->device, weight);
 }
 
@@ -150,7 +199,7 @@ kvs_status kvs_weight_get_bytes(kvs_weight *weight, uint64_t *bytes)
     if (weight == NULL || bytes == NULL) {
         return kvs_refuse(weight == NULL ? NULL : weight->device);
     }
-    *bytes = weight->bytes;
+    *bytes = weight->bytes + (weight->device_scales == NULL ? 0 : kvs_buffer_bytes(weight->device_scales));
     return KVS_OK;
 }
 
@@ -166,5 +215,5 @@ const kvs_weight_view *kvs_weight_get_view(const kvs_weight *weight)
 
 uint64_t kvs_weight_pass_bytes(const kvs_weight *weight)
 {
-    return weight->bytes;
+    return weight->view.layout == KVS_WEIGHT_ROWS ? 0 : weight->bytes;
 }

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pykvstream.cli.options import (
     PROGRAM,
     ChatOptions,
+    DevicesOptions,
     DivergenceOptions,
     GenerateOptions,
     InspectOptions,
@@ -90,6 +91,10 @@ def _run(options: Options) -> int:
             from pykvstream.cli import inspect
 
             return inspect.run(options)
+        case DevicesOptions():
+            from pykvstream.cli import devices
+
+            return devices.run(options)
         case PlanOptions():
             from pykvstream.cli import plan
 

@@ -47,4 +47,5 @@ def add_device(parser: argparse.ArgumentParser) -> None:
         help="host memory for past states of hybrid models, so that conversations can go back; 0 keeps none (default:"
         " room for 32, but not more than 256 MiB)")  # fmt: skip
     add("-t", "--threads", type=integer(-1), default=0, metavar="N", help="compute threads (default: one per core)")
-    add("-dev", "--device", default="cpu", metavar="NAME", help="the device (default %(default)s)")
+    add("-dev", "--device", default="cpu", metavar="NAME",
+        help="cpu, cuda or cuda:N; `devices` lists them (default %(default)s)")  # fmt: skip

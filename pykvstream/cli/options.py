@@ -143,6 +143,11 @@ class InspectOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class DevicesOptions:
+    json: bool
+
+
+@dataclass(frozen=True, slots=True)
 class PlanOptions:
     model: ModelOptions
     contexts: tuple[int, ...]
@@ -200,7 +205,7 @@ class NeedleOptions:
 
 
 EvalOptions = PerplexityOptions | DivergenceOptions | NeedleOptions
-Options = GenerateOptions | ChatOptions | InspectOptions | PlanOptions | EvalOptions
+Options = GenerateOptions | ChatOptions | InspectOptions | DevicesOptions | PlanOptions | EvalOptions
 
 
 def build(args: argparse.Namespace) -> Options:
@@ -239,6 +244,10 @@ def _inspect_options(args: argparse.Namespace) -> InspectOptions:
     return InspectOptions(_model_name(args), args.json, args.tensors, args.template)
 
 
+def _devices_options(args: argparse.Namespace) -> DevicesOptions:
+    return DevicesOptions(args.json)
+
+
 def _plan_options(args: argparse.Namespace) -> PlanOptions:
     return PlanOptions(_model_options(args), args.contexts, args.json)
 
@@ -274,6 +283,7 @@ _BUILDERS: dict[str, Callable[[argparse.Namespace], Options]] = {
     "generate": _generate_options,
     "chat": _chat_options,
     "inspect": _inspect_options,
+    "devices": _devices_options,
     "plan": _plan_options,
     "eval": _eval_options,
 }

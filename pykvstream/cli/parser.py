@@ -29,6 +29,7 @@ from pykvstream.errors import InvalidArgument
 from pykvstream.sampling.params import SamplingParams
 from pykvstream.text.wishes import UNLIMITED
 
+_USAGES = {"eval": "MEASURE [FLAGS] MODEL", "devices": "[FLAGS]"}
 _EPILOG = "Flags of llama.cpp that mean nothing here are refused with the reason, or ignored with a note."
 
 
@@ -111,8 +112,8 @@ def _make_parser(version: Callable[[], str]) -> tuple[_Parser, dict[str, _Parser
             name,
             help=summary,
             description=summary,
-            usage=f"{PROGRAM} {name} {'MEASURE ' if name == 'eval' else ''}[FLAGS] MODEL",
-            epilog=_EPILOG if name not in ("inspect", "eval") else None,
+            usage=f"{PROGRAM} {name} {_USAGES.get(name, '[FLAGS] MODEL')}",
+            epilog=_EPILOG if name not in ("inspect", "devices", "eval") else None,
         )
         add(command)
         commands[name] = command
@@ -221,6 +222,10 @@ def _add_chat(parser: _Parser) -> None:
     _add_talking(parser, is_chat=True)
 
 
+def _add_devices(parser: _Parser) -> None:
+    parser.add_argument_group("output").add_argument("--json", action="store_true", help="print one JSON object")
+
+
 def _add_inspect(parser: _Parser) -> None:
     add_model(parser)
     add = parser.add_argument_group("output").add_argument
@@ -242,6 +247,7 @@ _COMMANDS: dict[str, tuple[str, Callable[[_Parser], None]]] = {
     "generate": ("Answer one prompt.", _add_generate),
     "chat": ("Talk with the model in the terminal.", _add_chat),
     "inspect": ("Show what a GGUF file holds.", _add_inspect),
+    "devices": ("List what models can run on here, and why a card cannot be used.", _add_devices),
     "plan": ("Show how the arena would be divided, and what would be streamed.", _add_plan),
     "eval": ("Measure perplexity, divergence, or whether facts are found again.", add_eval),
 }

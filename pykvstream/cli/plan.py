@@ -15,9 +15,9 @@ from rich.text import Text
 
 from pykvstream.cli.options import ModelOptions, PlanOptions
 from pykvstream.cli.render import MIB, console, printable
-from pykvstream.core.device import Device
+from pykvstream.core.cuda import open_device
 from pykvstream.engine import cache_type
-from pykvstream.errors import InvalidArgument, Unsupported
+from pykvstream.errors import InvalidArgument
 from pykvstream.gguf import GgufFile
 from pykvstream.locate import find_model
 from pykvstream.models import ModelConfig
@@ -81,9 +81,7 @@ def run(options: PlanOptions) -> int:
 
 def make_plan(options: ModelOptions) -> tuple[ArenaPlan, Needs]:
     """The plan that opening a model with these options would make, without its arena."""
-    if options.device != "cpu":
-        raise Unsupported(f"device {options.device!r} is not supported; supported: cpu")
-    with GgufFile.open(find_model(options.model)) as file, Device(options.threads) as device:
+    with GgufFile.open(find_model(options.model)) as file, open_device(options.device, options.threads) as device:
         config = ModelConfig.from_gguf(file)
         ctx_tokens = config.n_ctx_train if options.ctx_size is None else options.ctx_size
         check_context(ctx_tokens, config.n_ctx_train)

@@ -54,6 +54,7 @@ class HookPoint(enum.IntEnum):
     FILE = lib.KVS_HOOK_FILE
 
 
+_TEXT_BYTES = 512
 MAX_THREADS = 256
 """Most compute threads of a device."""
 
@@ -70,7 +71,10 @@ Chooser = Callable[[frozenset[Stream]], Stream]
 
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
-    """What a device holds and has done; bytes and counts."""
+    """What a device holds and has done; bytes and counts.
+
+    Memory and architecture (90 for sm_90) are a card's, else 0.
+    """
 
     n_threads: int
     isa: Isa
@@ -83,6 +87,15 @@ class DeviceInfo:
     copied_bytes: int
     loaded_bytes: int
     load_ns: int
+    memory_bytes: int
+    memory_free_bytes: int
+    arch: int
+    name: str
+
+    @property
+    def has_own_memory(self) -> bool:
+        """Whether device memory is not the host's."""
+        return self.memory_bytes != 0
 
 
 class Device(Handle):
@@ -112,11 +125,12 @@ class Device(Handle):
             isa=int(isa),
             schedule_seed=schedule_seed,
         )
-        out = ffi.new("kvs_device **")
-        _check_made(lib.kvs_device_create(desc, out), n_threads)
+        threads = f"{n_threads} compute thread{'s' if n_threads > 1 else ''}"
+        wanted = threads if n_threads else "one compute thread per core"
+        pointer = make_device(desc, f"no device with {wanted} and a copy thread")
         self._hook_handle: Any = None
         self._chooser_handle: Any = None
-        super().__init__(out[0], lib.kvs_device_release)
+        super().__init__(pointer, lib.kvs_device_release)
 
     @property
     def info(self) -> DeviceInfo:
@@ -134,6 +148,10 @@ class Device(Handle):
             copied_bytes=info.copied_bytes,
             loaded_bytes=info.loaded_bytes,
             load_ns=info.load_ns,
+            memory_bytes=info.memory_bytes,
+            memory_free_bytes=info.memory_free_bytes,
+            arch=info.arch,
+            name=ffi.string(info.name).decode("utf-8", "replace"),
         )
 
     def set_hook(self, hook: Hook | None) -> None:
@@ -172,18 +190,23 @@ class Device(Handle):
         check(lib.kvs_device_drain(self.ptr), self.ptr)
 
 
-def _check_made(status: int, n_threads: int) -> None:
-    """No device keeps the text of a failure to make one, so what was asked for and what it lacks is said here."""
+def make_device(desc: Any, refusal: str) -> Any:
+    """A ``kvs_device *``. Raises what ``refusal`` and the core's text, or the meaning of its status, say."""
+    text = ffi.new("char[]", _TEXT_BYTES)
+    desc.failure = text
+    desc.failure_bytes = _TEXT_BYTES
+    out = ffi.new("kvs_device **")
+    status = lib.kvs_device_create(desc, out)
     if status >= 0:
-        return
-    wanted = f"{n_threads} compute thread{'s' if n_threads > 1 else ''}" if n_threads else "one compute thread per core"
+        return out[0]
     lacks = {
         lib.KVS_EIO: "the system starts no more threads: their number is limited, or memory for their stacks is",
         lib.KVS_ENOMEM: "the system has no memory for it",
         lib.KVS_EUNSUPPORTED: "this machine lacks the instruction set",
     }.get(status, "it was described wrongly")
+    why: str = lacks if desc.backend == lib.KVS_BACKEND_CPU else ffi.string(text).decode("utf-8", "replace") or lacks
     name: str = ffi.string(lib.kvs_status_name(status)).decode()
-    raise error_from_status(status, f"no device with {wanted} and a copy thread: {lacks} [{name}]")
+    raise error_from_status(status, f"{refusal}: {why} [{name}]")
 
 
 @ffi.def_extern(name="kvs_py_hook", error=lib.KVS_EINVAL)  # type: ignore[untyped-decorator]

@@ -16,9 +16,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from pykvstream.errors import HostMemoryError, InvalidArgument, Unsupported
+from pykvstream.errors import HostMemoryError, InvalidArgument, NoSpace, Unsupported
 from pykvstream.runtime.layout import with_mib
 
+CARD_RESERVE_BYTES = 256 << 20
+"""Left free on a card: kernels, the step block, rows of output on their way to the caller."""
 _CAP_IPC_LOCK = 14
 _UNLIMITED_FROM = 1 << 60
 """A cgroup of version 1 without a limit reports the largest page-aligned number instead of a word."""
@@ -169,6 +171,15 @@ def check_host_memory(need_bytes: int, memory: HostMemory, *, pinned: bool) -> N
         raise HostMemoryError(
             f"{kind} too small for weights, arena and full context: need {with_mib(need_bytes)},"
             f" have {with_mib(limits[name])} by the {name}"
+        )
+
+
+def check_device_memory(need_bytes: int, free_bytes: int) -> None:
+    """Refuse with ``NoSpace`` what does not fit on a card beside what its driver takes, naming all numbers."""
+    if need_bytes + CARD_RESERVE_BYTES > free_bytes:
+        raise NoSpace(
+            f"device memory too small for weights, arena and recurrent state: need {with_mib(need_bytes)} and"
+            f" {with_mib(CARD_RESERVE_BYTES)} for kernels and output rows, have {with_mib(free_bytes)} free"
         )
 
 

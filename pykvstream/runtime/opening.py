@@ -1,14 +1,21 @@
-"""What is refused before a weight is loaded: an arena that is too small, host memory that is not there.
+"""What happens before a weight is loaded: what cannot fit is refused, and a card gets its kernels.
 
-Holds: ``admit``.
+Holds: ``admit``, ``provide``.
 """
 
 from __future__ import annotations
 
+from pykvstream.core.cuda import CudaDevice
 from pykvstream.core.device import Device
 from pykvstream.gguf import GgufFile
+from pykvstream.kernels import provide_kernels
 from pykvstream.models import ModelConfig
-from pykvstream.runtime.admission import check_host_memory, host_memory_available
+from pykvstream.runtime.admission import (
+    CARD_RESERVE_BYTES,
+    check_device_memory,
+    check_host_memory,
+    host_memory_available,
+)
 from pykvstream.runtime.layout import ALIGNMENT_BYTES, arena_bytes_of, recommended_arena_bytes
 from pykvstream.runtime.target import Blueprint, TargetOptions
 
@@ -23,20 +30,41 @@ def admit(
     arena_mib: float | None,
     head_file: GgufFile | None,
 ) -> int:
-    """Refuse what cannot fit before a weight is loaded; returns the arena's bytes."""
+    """Refuse what cannot fit before a weight is loaded; returns the arena's bytes.
+
+    From then on the device knows which kernels it needs.
+    """
     draft = Blueprint(file, config, device, options, declared=True, head_file=head_file)
     try:
-        arena_bytes = _arena_bytes(draft, arena_mib)
+        card = _card_memory(device)
+        arena_bytes = _arena_bytes(draft, card, arena_mib)
         draft.plan(arena_bytes)
+        if card is not None:
+            check_device_memory(draft.device_bytes(arena_bytes), card)
         check_host_memory(draft.host_bytes(arena_bytes), host_memory_available(), pinned=False)
         return arena_bytes
     finally:
         draft.close()
 
 
-def _arena_bytes(blueprint: Blueprint, arena_mib: float | None) -> int:
+def provide(device: Device) -> None:
+    """Give a card every kernel that its tapes need. Raises ``Unsupported`` for one that nobody has, by name."""
+    if isinstance(device, CudaDevice):
+        provide_kernels(device)
+
+
+def _card_memory(device: Device) -> int | None:
+    """Bytes that are free on a card, None where the device uses the host's memory."""
+    info = device.info
+    return info.memory_free_bytes if info.has_own_memory else None
+
+
+def _arena_bytes(blueprint: Blueprint, card: int | None, arena_mib: float | None) -> int:
     if arena_mib is not None:
         return arena_bytes_of(arena_mib)
     wanted = recommended_arena_bytes(blueprint.shape, blueprint.options.ctx_tokens, blueprint.needs)
-    free = host_memory_available().available
-    return min(wanted, free // _ARENA_SHARE // ALIGNMENT_BYTES * ALIGNMENT_BYTES)
+    if card is None:
+        most = host_memory_available().available // _ARENA_SHARE
+    else:
+        most = max(card - CARD_RESERVE_BYTES - blueprint.device_bytes(0), ALIGNMENT_BYTES)
+    return min(wanted, most // ALIGNMENT_BYTES * ALIGNMENT_BYTES)

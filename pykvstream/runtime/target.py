@@ -174,6 +174,7 @@ class Blueprint:
         self.file = file
         self.config = config
         self.options = options
+        self._has_own_memory = device.info.has_own_memory
         layer = kv_layer(config, options)
         record = record_layout(layer)
         n_layers = len(config.attention_layers)
@@ -249,12 +250,19 @@ class Blueprint:
 
     def host_bytes(self, arena_bytes: int) -> int:
         """What opening takes of host memory: weights, arena, the full context of one session, its recurrent state, the
-        image of that which a prompt can be undone by, and snapshots with what they pass through."""
+        image of that which a prompt can be undone by, and snapshots with what they pass through. Where the device has
+        memory of its own, history, images and snapshots alone."""
         history = self.shape.history_bytes(self.options.ctx_tokens)
+        if self._has_own_memory:
+            return history + self.state_bytes + self.checkpoint_bytes
         states = 2 * self.state_bytes + self.checkpoint_bytes + self.stage_bytes
         if self.head is not None:
             history += self.head.host_bytes(self.options.ctx_tokens, PAGE_TOKENS)
         return history + arena_bytes + self.weights.device_bytes + states
+
+    def device_bytes(self, arena_bytes: int) -> int:
+        """What opening, and one session, take of device memory."""
+        return arena_bytes + self.weights.device_bytes + 2 * self.state_bytes + self.stage_bytes
 
     def close(self) -> None:
         if self.head is not None:

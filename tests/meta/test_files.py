@@ -92,6 +92,12 @@ def test_every_native_source_is_built() -> None:
     assert listed("native/meson.build") == there
 
 
+def test_every_kernel_and_what_it_includes_is_in_the_build() -> None:
+    there = {path.name for path in (ROOT / "native/kernels").iterdir() if path.suffix in (".cu", ".cuh", ".h")}
+    built = set(re.findall(r"'kernels/([\w.]+)'", (ROOT / "native/meson.build").read_text(encoding="utf-8")))
+    assert built - {"amalgamate.py"} == there
+
+
 def test_every_native_test_is_built() -> None:
     built = set(re.findall(r"'(test_\w+)'", (ROOT / "tests/native/meson.build").read_text(encoding="utf-8")))
     assert built == {path.stem for path in (ROOT / "tests/native").glob("test_*.c")}

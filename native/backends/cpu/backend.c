@@ -172,22 +172,25 @@ static kvs_status delta_fold(void *self, const kvs_delta_view *views, uint32_t l
     return KVS_OK;
 }
 
-static void attend_begin(void *self, const kvs_bound_op *op, const struct kvs_step *step)
+static kvs_status attend_begin(void *self, const kvs_bound_op *op, const struct kvs_step *step)
 {
     (void)self;
     kvs_cpu_attend_begin(op, step);
+    return KVS_OK;
 }
 
-static void attend_wave(void *self, const kvs_bound_op *op, const struct kvs_step *step, uint64_t page_begin,
+static kvs_status attend_wave(void *self, const kvs_bound_op *op, const struct kvs_step *step, uint64_t page_begin,
                         uint64_t page_end)
 {
     kvs_copy_engine_before_pages(((struct cpu *)self)->copies);
     kvs_cpu_attend_wave(&((struct cpu *)self)->compute, op, step, page_begin, page_end);
+    return KVS_OK;
 }
 
-static void attend_finish(void *self, const kvs_bound_op *op, const struct kvs_step *step)
+static kvs_status attend_finish(void *self, const kvs_bound_op *op, const struct kvs_step *step)
 {
     kvs_cpu_attend_finish(&((struct cpu *)self)->compute, op, step);
+    return KVS_OK;
 }
 
 static kvs_status attend_plan(void *self, const kvs_attend_desc *desc, const kvs_kv_layer *layer, const uint64_t *pages,
@@ -213,14 +216,18 @@ static void record_decode(void *self, const kvs_kv_layer *layer, const kvs_recor
                     (uint64_t)layer->n_kv_heads * layer->head_dim_k, v, (uint64_t)layer->n_kv_heads * layer->head_dim_v);
 }
 
-static void pass_begin(void *self)
+static kvs_status pass_begin(void *self, struct kvs_step *step)
 {
+    (void)step;
     kvs_threads_begin(((struct cpu *)self)->compute.threads);
+    return KVS_OK;
 }
 
-static void pass_end(void *self)
+static kvs_status pass_end(void *self, bool is_whole)
 {
+    (void)is_whole;
     kvs_threads_end(((struct cpu *)self)->compute.threads);
+    return KVS_OK;
 }
 
 static bool help_copy(void *self)

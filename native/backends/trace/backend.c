@@ -351,20 +351,23 @@ static void attend_part(kvs_trace *trace, const kvs_bound_op *op, const struct k
     unlock(trace);
 }
 
-static void attend_begin(void *self, const kvs_bound_op *op, const struct kvs_step *step)
+static kvs_status attend_begin(void *self, const kvs_bound_op *op, const struct kvs_step *step)
 {
     attend_part(self, op, step, KVS_PART_BEGIN, 0, 0);
+    return KVS_OK;
 }
 
-static void attend_wave(void *self, const kvs_bound_op *op, const struct kvs_step *step, uint64_t page_begin,
+static kvs_status attend_wave(void *self, const kvs_bound_op *op, const struct kvs_step *step, uint64_t page_begin,
                         uint64_t page_end)
 {
     attend_part(self, op, step, KVS_PART_WAVE, page_begin, page_end);
+    return KVS_OK;
 }
 
-static void attend_finish(void *self, const kvs_bound_op *op, const struct kvs_step *step)
+static kvs_status attend_finish(void *self, const kvs_bound_op *op, const struct kvs_step *step)
 {
     attend_part(self, op, step, KVS_PART_FINISH, 0, 0);
+    return KVS_OK;
 }
 
 static kvs_status attend_plan(void *self, const kvs_attend_desc *desc, const kvs_kv_layer *layer, const uint64_t *pages,
@@ -379,21 +382,25 @@ static kvs_status attend_plan(void *self, const kvs_attend_desc *desc, const kvs
     return status;
 }
 
-static void pass_begin(void *self)
+static kvs_status pass_begin(void *self, struct kvs_step *step)
 {
+    (void)step;
     kvs_trace *trace = self;
     lock(trace);
     const uint64_t spent = kvs_trace_draw_ns(trace, trace->costs.pass_ns);
     kvs_trace_advance(trace, trace->now_ns + spent, KVS_CAUSE_HOST, offsetof(kvs_trace_report, host_ns));
     unlock(trace);
+    return KVS_OK;
 }
 
-static void pass_end(void *self)
+static kvs_status pass_end(void *self, bool is_whole)
 {
+    (void)is_whole;
     lock(self);
     kvs_trace_run_late_wave(self);
     kvs_trace_end_pass(self);
     unlock(self);
+    return KVS_OK;
 }
 
 static void destroy(void *self)

@@ -1,0 +1,429 @@
+/* backend.c: the table of a CUDA device, and launches. */
+#include "backends/cuda/backend.h"
+
+#include "backends/cuda/cuda.h"
+#include "backends/cuda/ops.h"
+#include "backends/cuda/sources.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static struct kvs_cuda *enter(void *self)
+{
+    struct kvs_cuda *cuda = self;
+    kvs_cuda_enter(&cuda->driver);
+    return cuda;
+}
+
+static kvs_status leave(const struct kvs_cuda *cuda, kvs_status status)
+{
+    kvs_cuda_leave(&cuda->driver);
+    return status;
+}
+
+static kvs_status wait_compute(struct kvs_cuda *cuda, kvs_status status)
+{
+    return status != KVS_OK ? status : KVS_CUDA_CALL(cuda->device, &cuda->driver, stream_wait, cuda->compute);
+}
+
+/* ---- device memory ---- */
+
+static kvs_status device_alloc(void *self, uint64_t bytes, uint64_t alignment, uint64_t *address)
+{
+    struct kvs_cuda *cuda = enter(self);
+    return leave(cuda, kvs_cuda_memory_alloc(cuda->memory, bytes, alignment, address));
+}
+
+static void device_free(void *self, uint64_t address, uint64_t bytes)
+{
+    (void)bytes;
+    struct kvs_cuda *cuda = enter(self);
+    kvs_cuda_memory_free(cuda->memory, address);
+    kvs_cuda_leave(&cuda->driver);
+}
+
+static kvs_status fill(struct kvs_cuda *cuda, uint64_t address, uint8_t value, uint64_t bytes)
+{
+    return wait_compute(
+        cuda, KVS_CUDA_CALL(cuda->device, &cuda->driver, fill, address, value, (size_t)bytes, cuda->compute));
+}
+
+static void device_fill_nan(void *self, uint64_t address, uint64_t bytes)
+{
+    struct kvs_cuda *cuda = enter(self);
+    (void)leave(cuda, fill(cuda, address, 0xff, bytes));
+}
+
+static kvs_status device_zero(void *self, uint64_t address, uint64_t bytes)
+{
+    struct kvs_cuda *cuda = enter(self);
+    return leave(cuda, fill(cuda, address, 0, bytes));
+}
+
+static kvs_status device_move(void *self, uint64_t from, uint64_t to, uint64_t bytes)
+{
+    struct kvs_cuda *cuda = enter(self);
+    const kvs_status status = KVS_CUDA_CALL(cuda->device, &cuda->driver, copy, to, from, (size_t)bytes, cuda->compute);
+    return leave(cuda, wait_compute(cuda, status));
+}
+
+static kvs_status device_read(void *self, uint64_t address, uint64_t bytes, void *to)
+{
+    struct kvs_cuda *cuda = enter(self);
+    return leave(cuda, kvs_cuda_memory_download(cuda->memory, to, address, bytes));
+}
+
+static kvs_status device_write(void *self, uint64_t address, uint64_t bytes, const void *from)
+{
+    struct kvs_cuda *cuda = enter(self);
+    return leave(cuda, wait_compute(cuda, kvs_cuda_memory_upload(cuda->memory, address, from, bytes)));
+}
+
+/* ---- host history and copies ---- */
+
+static kvs_status host_alloc(void *self, uint64_t bytes, uint64_t *host_base)
+{
+    return kvs_cuda_copies_host_alloc(((struct kvs_cuda *)self)->copies, bytes, host_base);
+}
+
+static void host_free(void *self, uint64_t host_base, uint64_t bytes)
+{
+    (void)bytes;
+    struct kvs_cuda *cuda = enter(self);
+    kvs_cuda_copies_host_free(cuda->copies, host_base);
+    kvs_cuda_leave(&cuda->driver);
+}
+
+static kvs_status copy_submit_many(void *self, const kvs_copy *copies, uint32_t n_copies)
+{
+    return kvs_cuda_copies_submit(((struct kvs_cuda *)self)->copies, copies, n_copies);
+}
+
+static kvs_status wait_counter(void *self, const _Atomic uint64_t *counter, uint64_t value, const _Atomic int *failed)
+{
+    return kvs_cuda_copies_wait(((struct kvs_cuda *)self)->copies, counter, value, failed);
+}
+
+static void gate_advanced(void *self)
+{
+    kvs_cuda_copies_gate_advanced(((struct kvs_cuda *)self)->copies);
+}
+
+static kvs_status copy_drain(void *self)
+{
+    return kvs_cuda_copies_drain(((struct kvs_cuda *)self)->copies);
+}
+
+/* Copies are never held back: the device is not deferred. */
+static uint32_t copy_run(void *self, uint32_t limit)
+{
+    (void)self;
+    (void)limit;
+    return 0;
+}
+
+static void copy_cancel(void *self, const _Atomic uint64_t *done)
+{
+    kvs_cuda_copies_cancel(((struct kvs_cuda *)self)->copies, done);
+}
+
+/* ---- weights and operations ---- */
+
+static kvs_status weight_bytes(void *self, int type, uint64_t k, uint64_t n, uint64_t *bytes)
+{
+    const struct kvs_cuda *cuda = self;
+    const kvs_status status = kvs_cuda_weight_bytes(type, k, n, bytes);
+    return status == KVS_OK ? KVS_OK
+                            : kvs_fail(cuda->device, status, "no device form of a %s weight of %llu x %llu",
+                                       kvs_type_name(type), (kvs_ull)n, (kvs_ull)k);
+}
+
+static kvs_status weight_pack(void *self, int type, uint64_t k, uint64_t n, const void *rows, uint64_t address)
+{
+    struct kvs_cuda *cuda = enter(self);
+    return leave(cuda, wait_compute(cuda, kvs_cuda_weight_pack(&cuda->launcher, type, k, n, rows, address)));
+}
+
+/* Asked when a tape is sealed, so this is where kernels become known. An operation without shapes is only measured. */
+static kvs_status op_scratch_bytes(void *self, const kvs_bound_op *op, uint32_t max_rows, uint64_t *bytes)
+{
+    struct kvs_cuda *cuda = self;
+    const bool has_shapes = op->in[0].cols != 0 || op->out[0].cols != 0;
+    const kvs_status status = kvs_cuda_scratch_bytes(&cuda->launcher, op, max_rows, bytes);
+    return status == KVS_OK && has_shapes && max_rows != 0 ? kvs_cuda_note_kernels(&cuda->launcher, op, max_rows) : status;
+}
+
+/* A pass of no output rows has operations without rows. */
+static bool has_rows(const kvs_bound_op *op, const struct kvs_step *step)
+{
+    const kvs_operand *shaped = op->code == KVS_OP_KV_WRITE ? &op->in[0] : &op->out[0];
+    return kvs_operand_rows(shaped, step) != 0;
+}
+
+static kvs_status run_op(void *self, const kvs_bound_op *op, const struct kvs_step *step)
+{
+    struct kvs_cuda *cuda = self;
+    return has_rows(op, step) ? kvs_cuda_run_op(&cuda->launcher, op, step) : KVS_OK;
+}
+
+static kvs_status delta_fold(void *self, const kvs_delta_view *views, uint32_t layer, void *scratch)
+{
+    struct kvs_cuda *cuda = enter(self);
+    return leave(cuda, wait_compute(cuda, kvs_cuda_launch_delta_fold(&cuda->launcher, views, layer, scratch)));
+}
+
+static kvs_status attend_begin(void *self, const kvs_bound_op *op, const struct kvs_step *step)
+{
+    return kvs_cuda_launch_attend_begin(&((struct kvs_cuda *)self)->launcher, op, step);
+}
+
+/* Behind a wave its ring slots may be given back: the copy engine waits for the event before it overwrites one. */
+static kvs_status attend_wave(void *self, const kvs_bound_op *op, const struct kvs_step *step, uint64_t page_begin,
+                              uint64_t page_end)
+{
+    struct kvs_cuda *cuda = self;
+    const kvs_status status = kvs_cuda_launch_attend_wave(&cuda->launcher, op, step, page_begin, page_end);
+    return status != KVS_OK
+               ? status
+               : KVS_CUDA_CALL(cuda->device, &cuda->driver, event_record, cuda->readers, cuda->compute);
+}
+
+static kvs_status attend_finish(void *self, const kvs_bound_op *op, const struct kvs_step *step)
+{
+    return kvs_cuda_launch_attend_finish(&((struct kvs_cuda *)self)->launcher, op, step);
+}
+
+/* The context stays entered for the pass, whose operations one thread launches. */
+static kvs_status pass_begin(void *self, struct kvs_step *step)
+{
+    struct kvs_cuda *cuda = enter(self);
+    const kvs_status status = kvs_cuda_steps_begin(cuda->steps, step);
+    return status == KVS_OK ? KVS_OK : leave(cuda, status);
+}
+
+static kvs_status pass_end(void *self, bool is_whole)
+{
+    struct kvs_cuda *cuda = self;
+    return leave(cuda, kvs_cuda_steps_end(cuda->steps, is_whole));
+}
+
+/* ---- launches ---- */
+
+kvs_status kvs_cuda_launch(kvs_cuda_launcher *launcher, const kvs_cuda_key *key, kvs_cuda_dim grid, kvs_cuda_dim block,
+                           uint32_t shared_bytes, const void *params, size_t params_bytes)
+{
+    struct kvs_cuda *cuda = launcher->cuda;
+    (void)params_bytes; /* the kernel knows how long its argument is */
+    if (launcher->is_dry) {
+        return kvs_cuda_kernels_need(cuda->kernels, key);
+    }
+    if (grid.x == 0 || grid.y == 0 || grid.z == 0) {
+        return KVS_OK;
+    }
+    cu_function function = NULL;
+    const kvs_status status = kvs_cuda_kernels_find(cuda->kernels, key, shared_bytes, &function);
+    if (status != KVS_OK) {
+        return status;
+    }
+    void *arguments[] = {(void *)(uintptr_t)params};
+    const cu_result result = cuda->driver.api.launch(function, grid.x, grid.y, grid.z, block.x, block.y, block.z,
+                                                     shared_bytes, cuda->compute, arguments, NULL);
+    if (result == CU_SUCCESS) {
+        return KVS_OK;
+    }
+    const kvs_cuda_text said = kvs_cuda_error_text(&cuda->driver.api, "launch", result);
+    return kvs_fail(cuda->device, KVS_EIO, "kernel %s, grid %u x %u x %u, block %u x %u x %u, %u bytes of shared memory: %s",
+                    key->kernel, grid.x, grid.y, grid.z, block.x, block.y, block.z, shared_bytes, said.text);
+}
+
+kvs_status kvs_cuda_launch_zero(kvs_cuda_launcher *launcher, uint64_t address, uint64_t bytes)
+{
+    struct kvs_cuda *cuda = launcher->cuda;
+    return launcher->is_dry || bytes == 0
+               ? KVS_OK
+               : KVS_CUDA_CALL(cuda->device, &cuda->driver, fill, address, 0, (size_t)bytes, cuda->compute);
+}
+
+kvs_status kvs_cuda_upload(kvs_cuda_launcher *launcher, uint64_t address, const void *from, uint64_t bytes)
+{
+    return kvs_cuda_memory_upload(launcher->cuda->memory, address, from, bytes);
+}
+
+/* ---- the device ---- */
+
+static void describe(void *self, kvs_device_info *info)
+{
+    struct kvs_cuda *cuda = enter(self);
+    size_t free_bytes = 0;
+    size_t total_bytes = 0;
+    (void)cuda->driver.api.memory_info(&free_bytes, &total_bytes);
+    (void)cuda->driver.api.device_name(info->name, (int)sizeof info->name, cuda->driver.device);
+    info->name[sizeof info->name - 1] = '\0';
+    info->arch = cuda->driver.arch;
+    info->memory_bytes = total_bytes;
+    info->memory_free_bytes = free_bytes;
+    (void)leave(cuda, KVS_OK);
+}
+
+/* Undoes create as far as it came. The context is entered. */
+static void free_parts(struct kvs_cuda *cuda)
+{
+    kvs_cuda_copies_destroy(cuda->copies);
+    kvs_cuda_steps_destroy(cuda->steps);
+    kvs_cuda_kernels_destroy(cuda->kernels);
+    kvs_cuda_memory_destroy(cuda->memory);
+    if (cuda->readers != NULL) {
+        (void)cuda->driver.api.event_destroy(cuda->readers);
+    }
+    if (cuda->compute != NULL) {
+        (void)cuda->driver.api.stream_destroy(cuda->compute);
+    }
+    kvs_cuda_leave(&cuda->driver);
+    kvs_cuda_driver_close(&cuda->driver);
+    free(cuda);
+}
+
+static void destroy(void *self)
+{
+    free_parts(enter(self));
+}
+
+static const kvs_backend TABLE = {
+    .name = "cuda",
+    .copies_rows = true,
+    .device_alloc = device_alloc,
+    .device_free = device_free,
+    .device_fill_nan = device_fill_nan,
+    .device_zero = device_zero,
+    .device_move = device_move,
+    .device_read = device_read,
+    .device_write = device_write,
+    .host_alloc = host_alloc,
+    .host_free = host_free,
+    .copy_submit_many = copy_submit_many,
+    .wait_counter = wait_counter,
+    .gate_advanced = gate_advanced,
+    .copy_drain = copy_drain,
+    .copy_run = copy_run,
+    .copy_cancel = copy_cancel,
+    .weight_bytes = weight_bytes,
+    .weight_pack = weight_pack,
+    .op_scratch_bytes = op_scratch_bytes,
+    .run_op = run_op,
+    .delta_fold = delta_fold,
+    .attend_begin = attend_begin,
+    .attend_wave = attend_wave,
+    .attend_finish = attend_finish,
+    .pass_begin = pass_begin,
+    .pass_end = pass_end,
+    .describe = describe,
+    .destroy = destroy,
+};
+
+static kvs_status create_parts(struct kvs_cuda *cuda)
+{
+    kvs_device *device = cuda->device;
+    const kvs_cuda_driver *driver = &cuda->driver;
+    kvs_status status = KVS_CUDA_CALL(device, driver, stream_create, &cuda->compute, CU_STREAM_NON_BLOCKING);
+    if (status == KVS_OK) {
+        status = KVS_CUDA_CALL(device, driver, event_create, &cuda->readers, CU_EVENT_DISABLE_TIMING);
+    }
+    if (status == KVS_OK) {
+        status = kvs_cuda_memory_create(device, driver, cuda->compute, &cuda->memory);
+    }
+    if (status == KVS_OK) {
+        status = kvs_cuda_kernels_create(device, driver, &cuda->kernels);
+    }
+    if (status == KVS_OK) {
+        status = kvs_cuda_steps_create(device, driver, cuda->compute, cuda->memory, &cuda->steps);
+    }
+    return status == KVS_OK ? kvs_cuda_copies_create(device, driver, cuda->readers, &cuda->copies) : status;
+}
+
+kvs_status kvs_cuda_backend_create(kvs_device *device, const kvs_device_desc *desc, const kvs_backend **table, void **self)
+{
+    if ((desc->flags & ~(uint32_t)KVS_DEVICE_POISON_RELEASED) != 0 || desc->isa != KVS_ISA_BEST) {
+        return kvs_fail(device, KVS_EUNSUPPORTED,
+                        "a CUDA device has no deferred copies, strict history, reference operations or instruction sets");
+    }
+    struct kvs_cuda *cuda = calloc(1, sizeof *cuda);
+    if (cuda == NULL) {
+        return kvs_fail(device, KVS_ENOMEM, "no memory for a CUDA backend");
+    }
+    cuda->device = device;
+    kvs_status status = kvs_cuda_driver_open(device, desc->ordinal, &cuda->driver);
+    if (status != KVS_OK) {
+        free(cuda);
+        return status;
+    }
+    cuda->launcher = (kvs_cuda_launcher){.device = device,
+                                         .arch = cuda->driver.arch,
+                                         .n_sm = cuda->driver.n_sm,
+                                         .shared_bytes = cuda->driver.shared_bytes,
+                                         .cuda = cuda};
+    kvs_cuda_enter(&cuda->driver);
+    status = create_parts(cuda);
+    if (status != KVS_OK) {
+        free_parts(cuda);
+        return status;
+    }
+    kvs_cuda_leave(&cuda->driver);
+    *table = &TABLE;
+    *self = cuda;
+    return KVS_OK;
+}
+
+/* ---- kernels, for whoever compiles them ---- */
+
+static struct kvs_cuda *cuda_of(kvs_device *device)
+{
+    const struct kvs_device_view view = kvs_device_backend(device);
+    return view.backend == &TABLE ? view.self : NULL;
+}
+
+kvs_status kvs_kernel_count(kvs_device *device, uint32_t *n_needed)
+{
+    if (device == NULL || n_needed == NULL) {
+        return kvs_refuse(device);
+    }
+    const struct kvs_cuda *cuda = cuda_of(device);
+    *n_needed = cuda == NULL ? 0 : kvs_cuda_kernels_count(cuda->kernels);
+    return KVS_OK;
+}
+
+kvs_status kvs_kernel_get(kvs_device *device, uint32_t index, kvs_kernel_key *key)
+{
+    if (device == NULL || !KVS_STRUCT_OK(key)) {
+        return kvs_refuse(device);
+    }
+    const struct kvs_cuda *cuda = cuda_of(device);
+    return cuda == NULL ? kvs_fail(device, KVS_ENOTFOUND, "the device needs no kernels")
+                        : kvs_cuda_kernels_get(cuda->kernels, index, key);
+}
+
+kvs_status kvs_kernel_give(kvs_device *device, uint32_t index, const void *image, uint64_t n_bytes)
+{
+    if (device == NULL || image == NULL || n_bytes == 0) {
+        return kvs_refuse(device);
+    }
+    const struct kvs_cuda *cuda = cuda_of(device);
+    return cuda == NULL ? kvs_fail(device, KVS_ENOTFOUND, "the device needs no kernels")
+                        : kvs_cuda_kernels_give(cuda->kernels, index, image);
+}
+
+kvs_status kvs_kernel_get_source(uint32_t index, const char **name, const char **text)
+{
+    if (name == NULL || text == NULL) {
+        return KVS_EINVAL;
+    }
+    uint32_t at = 0;
+    while (at < index && kvs_cuda_sources[at].name != NULL) {
+        at++;
+    }
+    if (kvs_cuda_sources[at].name == NULL) {
+        return KVS_ENOTFOUND;
+    }
+    *name = kvs_cuda_sources[at].name;
+    *text = kvs_cuda_sources[at].text;
+    return KVS_OK;
+}

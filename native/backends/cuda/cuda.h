@@ -1,0 +1,24 @@
+/* cuda.h: a CUDA device as its parts see it. */
+#ifndef KVS_NATIVE_BACKENDS_CUDA_CUDA_H
+#define KVS_NATIVE_BACKENDS_CUDA_CUDA_H
+
+#include "backends/cuda/copies.h"
+#include "backends/cuda/driver.h"
+#include "backends/cuda/kernels.h"
+#include "backends/cuda/launcher.h"
+#include "backends/cuda/memory.h"
+#include "backends/cuda/step.h"
+
+struct kvs_cuda {
+    kvs_device *device;
+    kvs_cuda_driver driver;
+    cu_stream compute;
+    cu_event readers; /* behind the last operation that read pages */
+    kvs_cuda_copies *copies;
+    kvs_cuda_memory *memory;
+    kvs_cuda_kernels *kernels;
+    kvs_cuda_steps *steps;
+    kvs_cuda_launcher launcher;
+};
+
+#endif

@@ -1,0 +1,277 @@
+/* step.c: the step block: a pinned picture in host memory and the same bytes on the device.
+ *
+ * Layout: tokens, positions, output rows, then a page table for each layer, all of one length. Tables rarely change between two
+ * passes of a resident conversation, so they are sent only when they do. */
+#include "backends/cuda/step.h"
+
+#include "core/backend.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* Sizes grow in steps of this, so that a growing conversation rarely allocates. */
+#define GRAIN ((uint64_t)64 << 10)
+#define TABLE_GRAIN 64u
+#define ALIGNMENT 256u
+
+/* Device memory that only grows. */
+struct area {
+    uint64_t address;
+    uint64_t bytes;
+};
+
+struct kvs_cuda_steps {
+    kvs_device *device;
+    const kvs_cuda_driver *driver;
+    cu_stream stream;
+    kvs_cuda_memory *memory;
+    struct area block;
+    uint8_t *picture; /* pinned, block.bytes */
+    uint64_t sent_at;    /* where tables of the last pass began, and how many bytes they had */
+    uint64_t sent_bytes;
+    struct area outputs;
+    struct area inputs;
+    /* Of the pass under way. */
+    const uint64_t **tables;
+    uint32_t tables_capacity;
+    float **out;          /* on the device */
+    float *const *caller; /* where they go */
+    uint64_t *out_bytes;
+    uint32_t out_capacity;
+    uint32_t n_outputs;
+    const float **in; /* on the device */
+    uint32_t in_capacity;
+};
+
+kvs_status kvs_cuda_steps_create(kvs_device *device, const kvs_cuda_driver *driver, cu_stream stream,
+                                 kvs_cuda_memory *memory, kvs_cuda_steps **steps)
+{
+    kvs_cuda_steps *made = calloc(1, sizeof *made);
+    if (made == NULL) {
+        return kvs_fail(device, KVS_ENOMEM, "no memory for a step block");
+    }
+    made->device = device;
+    made->driver = driver;
+    made->stream = stream;
+    made->memory = memory;
+    *steps = made;
+    return KVS_OK;
+}
+
+static void free_area(kvs_cuda_steps *steps, struct area *area)
+{
+    if (area->bytes != 0) {
+        kvs_cuda_memory_free(steps->memory, area->address);
+        kvs_device_count_bytes(steps->device, -(int64_t)area->bytes);
+        *area = (struct area){0};
+    }
+}
+
+void kvs_cuda_steps_destroy(kvs_cuda_steps *steps)
+{
+    if (steps == NULL) {
+        return;
+    }
+    free_area(steps, &steps->block);
+    free_area(steps, &steps->outputs);
+    free_area(steps, &steps->inputs);
+    if (steps->picture != NULL) {
+        (void)steps->driver->api.host_free(steps->picture);
+    }
+    free(steps->tables);
+    free(steps->out);
+    free(steps->out_bytes);
+    free(steps->in);
+    free(steps);
+}
+
+/* Nothing is under way between two passes, so what is there may go. */
+static kvs_status grow_area(kvs_cuda_steps *steps, struct area *area, uint64_t bytes)
+{
+    if (bytes <= area->bytes) {
+        return KVS_OK;
+    }
+    const uint64_t wanted = kvs_div_up(bytes, GRAIN) * GRAIN;
+    free_area(steps, area);
+    const kvs_status status = kvs_cuda_memory_alloc(steps->memory, wanted, ALIGNMENT, &area->address);
+    if (status != KVS_OK) {
+        return status;
+    }
+    area->bytes = wanted;
+    kvs_device_count_bytes(steps->device, (int64_t)wanted);
+    return KVS_OK;
+}
+
+static kvs_status grow_block(kvs_cuda_steps *steps, uint64_t bytes)
+{
+    if (bytes <= steps->block.bytes) {
+        return KVS_OK;
+    }
+    if (steps->picture != NULL) {
+        (void)steps->driver->api.host_free(steps->picture);
+        steps->picture = NULL;
+    }
+    steps->sent_bytes = 0;
+    kvs_status status = grow_area(steps, &steps->block, bytes);
+    if (status == KVS_OK) {
+        void *memory = NULL;
+        status = KVS_CUDA_CALL(steps->device, steps->driver, host_alloc, &memory, (size_t)steps->block.bytes,
+                               CU_MEM_HOST_PORTABLE);
+        steps->picture = memory;
+    }
+    if (status != KVS_OK) {
+        free_area(steps, &steps->block);
+    }
+    return status;
+}
+
+static bool grow_arrays(kvs_cuda_steps *steps, const struct kvs_step *step)
+{
+    if (step->n_layers > steps->tables_capacity) {
+        const uint64_t **tables = realloc(steps->tables, step->n_layers * sizeof *tables);
+        if (tables == NULL) {
+            return false;
+        }
+        steps->tables = tables;
+        steps->tables_capacity = step->n_layers;
+    }
+    if (step->n_outputs > steps->out_capacity) {
+        float **out = realloc(steps->out, step->n_outputs * sizeof *out);
+        steps->out = out == NULL ? steps->out : out;
+        uint64_t *out_bytes = realloc(steps->out_bytes, step->n_outputs * sizeof *out_bytes);
+        steps->out_bytes = out_bytes == NULL ? steps->out_bytes : out_bytes;
+        if (out == NULL || out_bytes == NULL) {
+            return false;
+        }
+        steps->out_capacity = step->n_outputs;
+    }
+    if (step->n_inputs > steps->in_capacity) {
+        const float **in = realloc(steps->in, step->n_inputs * sizeof *in);
+        if (in == NULL) {
+            return false;
+        }
+        steps->in = in;
+        steps->in_capacity = step->n_inputs;
+    }
+    return true;
+}
+
+/* Put words into the picture; returns where they lie on the device. */
+static const uint32_t *put_words(kvs_cuda_steps *steps, uint64_t *at, const uint32_t *words, uint64_t n_words)
+{
+    if (words == NULL) {
+        return NULL;
+    }
+    const uint64_t address = steps->block.address + *at;
+    memcpy(steps->picture + *at, words, (size_t)n_words * sizeof *words);
+    *at += kvs_div_up(n_words * sizeof *words, 16) * 16;
+    return (const uint32_t *)(uintptr_t)address;
+}
+
+/* Whether anything was new. */
+static bool put_tables(kvs_cuda_steps *steps, const struct kvs_step *step, uint64_t at, uint64_t table_pages)
+{
+    const uint64_t table_bytes = table_pages * sizeof(uint64_t);
+    const uint64_t used_bytes = step->active_pages * sizeof(uint64_t);
+    bool is_new = steps->sent_at != at || steps->sent_bytes != step->n_layers * table_bytes;
+    for (uint32_t layer = 0; layer < step->n_layers; layer++) {
+        uint8_t *to = steps->picture + at + layer * table_bytes;
+        if (is_new || memcmp(to, step->page_tables[layer], (size_t)used_bytes) != 0) {
+            memcpy(to, step->page_tables[layer], (size_t)used_bytes);
+            is_new = true;
+        }
+        steps->tables[layer] = (const uint64_t *)(uintptr_t)(steps->block.address + at + layer * table_bytes);
+    }
+    return is_new;
+}
+
+static uint64_t bytes_of(const kvs_rows_shape *shape, const struct kvs_step *step)
+{
+    const uint64_t rows = shape->rows == KVS_ROWS_OUT ? step->n_out_rows : step->n_rows;
+    return rows * shape->cols * sizeof(float);
+}
+
+/* What the caller brings: sent before anything reads it, in the compute order. */
+static kvs_status send_inputs(kvs_cuda_steps *steps, const struct kvs_step *step)
+{
+    uint64_t end = 0;
+    for (uint32_t i = 0; i < step->n_inputs; i++) {
+        end += kvs_div_up(bytes_of(&step->input_shapes[i], step), ALIGNMENT) * ALIGNMENT;
+    }
+    kvs_status status = grow_area(steps, &steps->inputs, end);
+    uint64_t at = steps->inputs.address;
+    for (uint32_t i = 0; status == KVS_OK && i < step->n_inputs; i++) {
+        const uint64_t n_bytes = bytes_of(&step->input_shapes[i], step);
+        steps->in[i] = (const float *)(uintptr_t)at;
+        status = kvs_cuda_memory_upload(steps->memory, at, step->inputs[i], n_bytes);
+        at += kvs_div_up(n_bytes, ALIGNMENT) * ALIGNMENT;
+    }
+    return status;
+}
+
+static kvs_status place_outputs(kvs_cuda_steps *steps, const struct kvs_step *step)
+{
+    uint64_t end = 0;
+    steps->n_outputs = step->n_outputs;
+    steps->caller = step->outputs;
+    for (uint32_t i = 0; i < step->n_outputs; i++) {
+        steps->out_bytes[i] = bytes_of(&step->output_shapes[i], step);
+        end += kvs_div_up(steps->out_bytes[i], ALIGNMENT) * ALIGNMENT;
+    }
+    const kvs_status status = grow_area(steps, &steps->outputs, end);
+    uint64_t at = steps->outputs.address;
+    for (uint32_t i = 0; i < step->n_outputs; i++) {
+        steps->out[i] = (float *)(uintptr_t)at;
+        at += kvs_div_up(steps->out_bytes[i], ALIGNMENT) * ALIGNMENT;
+    }
+    return status;
+}
+
+kvs_status kvs_cuda_steps_begin(kvs_cuda_steps *steps, struct kvs_step *step)
+{
+    const uint64_t n_positions = (uint64_t)step->n_axes * step->n_rows;
+    const uint64_t n_words = step->n_rows + n_positions + step->n_out_rows + 12; /* each of three padded to 16 bytes */
+    const uint64_t tables_at = kvs_div_up(n_words * sizeof(uint32_t), ALIGNMENT) * ALIGNMENT;
+    const uint64_t table_pages = kvs_div_up(step->active_pages, TABLE_GRAIN) * TABLE_GRAIN;
+    const uint64_t tables_bytes = step->n_layers * table_pages * sizeof(uint64_t);
+    if (!grow_arrays(steps, step)) {
+        return kvs_fail(steps->device, KVS_ENOMEM, "no memory for the step of %u layers", step->n_layers);
+    }
+    kvs_status status = grow_block(steps, tables_at + tables_bytes);
+    if (status == KVS_OK) {
+        status = place_outputs(steps, step);
+    }
+    if (status == KVS_OK) {
+        status = send_inputs(steps, step);
+    }
+    if (status != KVS_OK) {
+        return status;
+    }
+    uint64_t at = 0;
+    step->tokens = put_words(steps, &at, step->tokens, step->n_rows);
+    step->positions = put_words(steps, &at, step->positions, n_positions);
+    step->out_rows = put_words(steps, &at, step->out_rows, step->n_out_rows);
+    const bool is_new = put_tables(steps, step, tables_at, table_pages);
+    step->page_tables = steps->tables;
+    step->outputs = steps->out;
+    step->inputs = steps->in;
+    /* Unknown until the copy has been given to the driver. */
+    steps->sent_bytes = 0;
+    status = KVS_CUDA_CALL(steps->device, steps->driver, copy, steps->block.address, (uint64_t)(uintptr_t)steps->picture,
+                           (size_t)(is_new ? tables_at + tables_bytes : at), steps->stream);
+    steps->sent_at = tables_at;
+    steps->sent_bytes = status == KVS_OK ? tables_bytes : 0;
+    return status;
+}
+
+kvs_status kvs_cuda_steps_end(kvs_cuda_steps *steps, bool is_whole)
+{
+    kvs_status status = KVS_CUDA_CALL(steps->device, steps->driver, stream_wait, steps->stream);
+    for (uint32_t i = 0; is_whole && status == KVS_OK && i < steps->n_outputs; i++) {
+        if (steps->out_bytes[i] != 0) {
+            status = kvs_cuda_memory_download(steps->memory, steps->caller[i], (uint64_t)(uintptr_t)steps->out[i],
+                                              steps->out_bytes[i]);
+        }
+    }
+    return status;
+}

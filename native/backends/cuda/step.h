@@ -1,0 +1,24 @@
+/* step.h: what changes from pass to pass, on the device: tokens, positions, output rows, page tables, outputs. */
+#ifndef KVS_NATIVE_BACKENDS_CUDA_STEP_H
+#define KVS_NATIVE_BACKENDS_CUDA_STEP_H
+
+#include "backends/cuda/memory.h"
+#include "core/step.h"
+
+typedef struct kvs_cuda_steps kvs_cuda_steps;
+
+/* Everything is borrowed. errors: ENOMEM */
+kvs_status kvs_cuda_steps_create(kvs_device *device, const kvs_cuda_driver *driver, cu_stream stream,
+                                 kvs_cuda_memory *memory, kvs_cuda_steps **steps);
+
+/* The context is entered, here and below. NULL is ignored. */
+void kvs_cuda_steps_destroy(kvs_cuda_steps *steps);
+
+/* Bring a step to the device, in the compute order, and let it name what lies there. Its arrays are valid until the next one.
+ * errors: ENOMEM; EIO */
+kvs_status kvs_cuda_steps_begin(kvs_cuda_steps *steps, struct kvs_step *step);
+
+/* Wait for all operations. A whole pass's outputs are where the caller's step had them. errors: EIO */
+kvs_status kvs_cuda_steps_end(kvs_cuda_steps *steps, bool is_whole);
+
+#endif

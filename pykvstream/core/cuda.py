@@ -1,0 +1,91 @@
+"""A CUDA card as a device, and the kernels that its tapes need.
+
+Source: ``include/kvstream/device.h``, ``kernel.h``.
+Holds: ``CudaDevice``, ``KernelKey``, ``kernel_sources``, ``open_device``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pykvstream._ffi import ffi, lib
+from pykvstream.core.device import Device, DeviceFlag, make_device
+from pykvstream.core.handle import Handle
+from pykvstream.core.status import check, make_struct
+from pykvstream.errors import InvalidArgument, Unsupported
+
+CPU = "cpu"
+CUDA = "cuda"
+
+
+@dataclass(frozen=True, slots=True)
+class KernelKey:
+    """What an image of kernels is made of: a source of the library, macros, an architecture (90 for sm_90)."""
+
+    source: str
+    macros: tuple[tuple[str, int], ...]
+    arch: int
+
+    def __str__(self) -> str:
+        return " ".join((f"{self.source} for sm_{self.arch}", *(f"{name}={value}" for name, value in self.macros)))
+
+
+class CudaDevice(Device):
+    """The card with the driver's number ``ordinal``.
+
+    Raises ``Unsupported`` without a driver or with too old a card, ``NotFound`` where there is no such card,
+    ``DeviceError``.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, ordinal: int = 0, *, flags: DeviceFlag = DeviceFlag.NONE) -> None:
+        if isinstance(ordinal, bool) or not isinstance(ordinal, int) or not 0 <= ordinal < 1 << 31:
+            raise InvalidArgument(f"a card's number must be an integer of at least 0, got {ordinal!r}")
+        desc = make_struct("kvs_device_desc", flags=int(flags), backend=lib.KVS_BACKEND_CUDA, ordinal=ordinal)
+        pointer = make_device(desc, f"no device {CUDA}:{ordinal}")
+        self._hook_handle: Any = None
+        self._chooser_handle: Any = None
+        Handle.__init__(self, pointer, lib.kvs_device_release)
+
+    def kernels(self) -> list[tuple[KernelKey, bool]]:
+        """Images that the tapes sealed so far need, in a stable order, and whether each has been given."""
+        count = ffi.new("uint32_t *")
+        check(lib.kvs_kernel_count(self.ptr, count), self.ptr)
+        return [self._kernel(index) for index in range(count[0])]
+
+    def _kernel(self, index: int) -> tuple[KernelKey, bool]:
+        key = make_struct("kvs_kernel_key")
+        check(lib.kvs_kernel_get(self.ptr, index, key), self.ptr)
+        macros = tuple((_text(key.names[i]), int(key.values[i])) for i in range(key.n_macros))
+        return KernelKey(_text(key.source), macros, int(key.arch)), bool(key.has_image)
+
+    def give_kernel(self, index: int, image: bytes) -> None:
+        """Load the image of the needed kernel of this number. Raises ``DeviceError`` where the driver refuses it."""
+        check(lib.kvs_kernel_give(self.ptr, index, ffi.from_buffer(image), len(image)), self.ptr)
+
+
+def _text(characters: Any) -> str:
+    text: str = ffi.string(characters).decode("ascii")
+    return text
+
+
+def kernel_sources() -> dict[str, str]:
+    """The sources of all kernels, by name: C++ without includes."""
+    name, text = ffi.new("const char **"), ffi.new("const char **")
+    found: dict[str, str] = {}
+    while lib.kvs_kernel_get_source(len(found), name, text) == lib.KVS_OK:
+        found[_text(name[0])] = _text(text[0])
+    return found
+
+
+def open_device(name: str, n_threads: int = 0) -> Device:
+    """A device by name: ``cpu``, ``cuda`` (the first card) or ``cuda:N``. Raises ``Unsupported`` for another one."""
+    if name == CPU:
+        return Device(n_threads)
+    kind, _, number = name.partition(":") if isinstance(name, str) else ("", "", "")
+    is_card = kind == CUDA and (name == CUDA or (number.isascii() and number.isdigit()))
+    if not is_card:
+        raise Unsupported(f"device {name!r} is not supported; supported: {CPU}, {CUDA}, {CUDA}:N")
+    return CudaDevice(int(number or 0))

@@ -1,0 +1,56 @@
+"""The compiler of kernels: NVRTC through ``cuda.core``, which is imported when there is something to compile.
+
+Holds: ``load_compiler``, ``compile_image``, ``OPTIONS``. No card is needed to compile.
+"""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+
+from pykvstream.core.cuda import KernelKey
+from pykvstream.errors import DeviceError, Unsupported
+
+OPTIONS = "c++17 fma=0 ftz=0 prec_div=1 prec_sqrt=1"
+"""What every kernel is compiled with: one order of rounding on every card."""
+
+
+def load_compiler() -> ModuleType:
+    """``cuda.core``, for ``compile_image``. Loaded before threads compile: its parts do not bear being imported by two.
+
+    Raises ``Unsupported`` where it is not installed.
+    """
+    for name in ("cuda.core", "cuda.core.experimental"):
+        try:
+            module = importlib.import_module(name)
+        except ImportError:
+            continue
+        if hasattr(module, "Program"):
+            return module
+    raise Unsupported("no compiler for kernels: pip install 'pykvstream[cuda]'")
+
+
+def compile_image(core: ModuleType, source: str, key: KernelKey) -> bytes:
+    """A cubin. Raises ``Unsupported`` without NVRTC, ``DeviceError`` with what it says of a source. Any thread."""
+    macros = [(name, str(value)) for name, value in key.macros]
+    options = core.ProgramOptions(
+        arch=f"sm_{key.arch}",
+        std="c++17",
+        fma=False,
+        ftz=False,
+        prec_div=True,
+        prec_sqrt=True,
+        define_macro=macros or None,
+    )
+    try:
+        program = core.Program(source, "c++", options)
+        image = bytes(program.compile("cubin").code)
+        program.close()
+    except Exception as error:
+        # Which classes the packages raise changes with their version; that they are theirs is what counts.
+        if type(error).__module__.partition(".")[0] != "cuda":
+            raise
+        if type(error).__name__ == "DynamicLibNotFoundError":
+            raise Unsupported("no compiler for kernels: libnvrtc is missing, pip install 'pykvstream[cuda]'") from error
+        raise DeviceError(f"kernel {key} does not compile: {error}") from error
+    return image

@@ -1,0 +1,137 @@
+/* fake_cuda.c: a libcuda without a card: memory is the host's, copies are made at once, kernels do nothing. FAKE_CUDA_FAIL names a
+ * function and which of its calls fails, with which number: "cuMemAlloc_v2 3 2". FAKE_CUDA_ARCH is the card's, 90 by default. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef unsigned long long address;
+struct copy_2d {
+    size_t src_x, src_y;
+    unsigned int src_kind;
+    const void *src_host;
+    address src;
+    void *src_array;
+    size_t src_pitch, dst_x, dst_y;
+    unsigned int dst_kind;
+    void *dst_host;
+    address dst;
+    void *dst_array;
+    size_t dst_pitch, width, height;
+};
+
+static int n_calls;
+
+static int fails(const char *name)
+{
+    char wanted[64];
+    int nth = 0, error = 0;
+    const char *text = getenv("FAKE_CUDA_FAIL");
+    if (text == NULL || sscanf(text, "%63s %d %d", wanted, &nth, &error) != 3 || strcmp(wanted, name) != 0) {
+        return 0;
+    }
+    return __atomic_add_fetch(&n_calls, 1, __ATOMIC_RELAXED) == nth ? error : 0;
+}
+
+#define BEGIN                                                                                                          \
+    int error = fails(__func__);                                                                                       \
+    if (error != 0) {                                                                                                  \
+        return error;                                                                                                  \
+    }
+
+static int arch(void)
+{
+    const char *text = getenv("FAKE_CUDA_ARCH");
+    return text == NULL ? 90 : atoi(text);
+}
+
+int cuInit(unsigned int flags) { BEGIN (void)flags; return 0; }
+int cuDriverGetVersion(int *version) { *version = 13000; return 0; }
+int cuGetErrorName(int error, const char **name) { *name = error == 2 ? "CUDA_ERROR_OUT_OF_MEMORY" : "CUDA_ERROR_FAKE"; return 0; }
+int cuGetErrorString(int error, const char **text) { *text = error == 2 ? "out of memory" : "as was asked for"; return 0; }
+int cuDeviceGetCount(int *count) { BEGIN *count = 1; return 0; }
+int cuDeviceGet(int *device, int ordinal) { BEGIN *device = ordinal; return 0; }
+int cuDeviceGetName(char *name, int length, int device) { (void)device; snprintf(name, (size_t)length, "Fake card"); return 0; }
+int cuDeviceTotalMem_v2(size_t *bytes, int device) { (void)device; *bytes = (size_t)8 << 30; return 0; }
+int cuDevicePrimaryCtxRetain(void **context, int device) { BEGIN (void)device; *context = &n_calls; return 0; }
+int cuDevicePrimaryCtxRelease_v2(int device) { (void)device; return 0; }
+int cuCtxPushCurrent_v2(void *context) { (void)context; return 0; }
+int cuCtxPopCurrent_v2(void **context) { *context = NULL; return 0; }
+int cuMemGetInfo_v2(size_t *free_bytes, size_t *total) { *free_bytes = (size_t)7 << 30; *total = (size_t)8 << 30; return 0; }
+int cuMemFree_v2(address at) { free((void *)at); return 0; }
+int cuMemFreeHost(void *memory) { free(memory); return 0; }
+int cuMemHostRegister_v2(void *memory, size_t bytes, unsigned int flags) { BEGIN (void)memory; (void)bytes; (void)flags; return 0; }
+int cuMemHostUnregister(void *memory) { (void)memory; return 0; }
+int cuStreamDestroy_v2(void *stream) { (void)stream; return 0; }
+int cuStreamSynchronize(void *stream) { BEGIN (void)stream; return 0; }
+int cuStreamWaitEvent(void *stream, void *event, unsigned int flags) { BEGIN (void)stream; (void)event; (void)flags; return 0; }
+int cuEventDestroy_v2(void *event) { (void)event; return 0; }
+int cuEventRecord(void *event, void *stream) { BEGIN (void)event; (void)stream; return 0; }
+int cuEventSynchronize(void *event) { BEGIN (void)event; return 0; }
+int cuModuleUnload(void *module) { (void)module; return 0; }
+int cuFuncSetAttribute(void *function, int attribute, int value) { (void)function; (void)attribute; (void)value; return 0; }
+
+int cuDeviceGetAttribute(int *value, int attribute, int device)
+{
+    BEGIN
+    (void)device;
+    *value = attribute == 75 ? arch() / 10 : attribute == 76 ? arch() % 10 : attribute == 97 ? 101376 : attribute == 16 ? 8 : 1;
+    return 0;
+}
+
+int cuMemAlloc_v2(address *at, size_t bytes)
+{
+    BEGIN
+    void *memory = NULL;
+    if (posix_memalign(&memory, 512, bytes) != 0) {
+        return 2;
+    }
+    memset(memory, 0, bytes);
+    *at = (address)memory;
+    return 0;
+}
+
+int cuMemHostAlloc(void **memory, size_t bytes, unsigned int flags)
+{
+    BEGIN
+    (void)flags;
+    return posix_memalign(memory, 4096, bytes) == 0 ? 0 : 2;
+}
+
+int cuMemcpyAsync(address to, address from, size_t bytes, void *stream)
+{
+    BEGIN
+    (void)stream;
+    memcpy((void *)to, (const void *)from, bytes);
+    return 0;
+}
+
+int cuMemcpy2DAsync_v2(const struct copy_2d *copy, void *stream)
+{
+    BEGIN
+    (void)stream;
+    for (size_t row = 0; row < copy->height; row++) {
+        memcpy((char *)copy->dst + row * copy->dst_pitch, (const char *)copy->src + row * copy->src_pitch, copy->width);
+    }
+    return 0;
+}
+
+int cuMemsetD8Async(address at, unsigned char value, size_t bytes, void *stream)
+{
+    BEGIN
+    (void)stream;
+    memset((void *)at, value, bytes);
+    return 0;
+}
+
+int cuStreamCreate(void **stream, unsigned int flags) { BEGIN (void)flags; *stream = &n_calls; return 0; }
+int cuEventCreate(void **event, unsigned int flags) { BEGIN (void)flags; *event = &n_calls; return 0; }
+int cuModuleLoadData(void **module, const void *image) { BEGIN (void)image; *module = &n_calls; return 0; }
+int cuModuleGetFunction(void **function, void *module, const char *name) { BEGIN (void)module; (void)name; *function = &n_calls; return 0; }
+
+int cuLaunchKernel(void *function, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx, unsigned int by,
+                   unsigned int bz, unsigned int shared, void *stream, void **params, void **extra)
+{
+    BEGIN
+    (void)function; (void)stream; (void)params; (void)extra;
+    return gx == 0 || gy == 0 || gz == 0 || bx * by * bz == 0 || bx * by * bz > 1024 || shared > 101376 ? 1 : 0;
+}

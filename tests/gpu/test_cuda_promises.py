@@ -1,0 +1,120 @@
+"""The promises on a card: placement, width and repetition change no bit; and what it computes is what the CPU computes.
+
+Each with itself to the bit; card against CPU within what float32 sums in another order differ by.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from pykvstream.engine import Model
+from pykvstream.gguf import TYPES_BY_ID
+from pykvstream.runtime.target import Phase
+from tests.models import write_random_model
+from tests.random_hybrid import Experts, HybridShape, write_random_hybrid
+
+CTX = 3000
+PROMPT = 2500
+STEPS = 24
+TYPES = {kind.name: kind for kind in TYPES_BY_ID.values()}
+
+Logits = npt.NDArray[np.float32]
+
+
+def prompt_of(n_vocab: int, n_tokens: int = PROMPT) -> list[int]:
+    rng = np.random.default_rng(7)
+    return [int(token) for token in rng.integers(0, n_vocab, n_tokens)]
+
+
+def decode(model: Model, n_tokens: int = PROMPT, n_steps: int = STEPS) -> Logits:
+    """Logits of a prompt's last row and of greedy steps behind it, ``[1 + n_steps, n_vocab]``."""
+    with model.session() as session:
+        rows = [session.forward(prompt_of(model.config.n_vocab, n_tokens)).copy().reshape(-1)]
+        for _ in range(n_steps):
+            row = session.forward([int(rows[-1].argmax())], phase=Phase.DECODE)
+            rows.append(row.copy().reshape(-1))
+    return np.stack(rows)
+
+
+def digest(logits: Logits) -> str:
+    return hashlib.sha256(logits.tobytes()).hexdigest()
+
+
+def open_on(card: str, path: str | Path, arena_mib: float | None = None, **options: object) -> Model:
+    settings: dict[str, object] = {"ctx_size": CTX, "cache_type_k": "q8_0", "cache_type_v": "q4_0"} | options
+    return Model.open(path, device=card, arena_mib=arena_mib, **settings)  # type: ignore[arg-type]
+
+
+def smallest_mib(card: str, path: str | Path) -> float:
+    with open_on(card, path) as model:
+        return model.plan.smallest_bytes / 2**20
+
+
+@pytest.fixture(scope="session", params=["dense", "demo-hybrid", "experts"])
+def model_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A model by name: random ones are written."""
+    name: str = request.param
+    path = tmp_path_factory.mktemp("models") / f"{name}.gguf"
+    if name == "dense":
+        write_random_model(
+            path, n_layers=4, n_embd=576, n_heads=9, n_kv_heads=3, n_ff=1536, n_vocab=2048, ctx=4096,
+            weight_type=TYPES["Q4_1"],
+        )  # fmt: skip
+    elif name == "experts":
+        shape = HybridShape(n_layers=4, experts=Experts(), weight_type=TYPES["Q8_0"])
+        write_random_hybrid(path, shape)
+    else:
+        return name
+    return str(path)
+
+
+def test_placement_changes_no_bit(card: str, model_path: str) -> None:
+    least = smallest_mib(card, model_path)
+    with open_on(card, model_path) as model:
+        resident = decode(model)
+    assert np.isfinite(resident).all() and resident.std() > 0.1
+    has_streamed = False
+    for share in (1.0, 1.25, 1.6):
+        with open_on(card, model_path, least * share + 0.01) as model:
+            streamed = decode(model)
+            has_streamed |= model.plan.phase("decode").placement.ring_slots > 0
+        assert digest(streamed) == digest(resident), share
+    assert has_streamed
+
+
+def test_width_changes_no_bit(card: str, model_path: str) -> None:
+    with open_on(card, model_path) as model, model.session() as alone:
+        tokens = prompt_of(model.config.n_vocab, 700)
+        alone.forward(tokens[:600])
+        rows = [alone.forward([token], phase=Phase.DECODE).copy().reshape(-1) for token in tokens[600:664]]
+        for width in (2, 3, 5, 8, 16, 49, 64):
+            with model.session() as wide:
+                wide.forward(tokens[:600])
+                got = wide.forward(tokens[600 : 600 + width], phase=Phase.DECODE, logits="all")
+                assert digest(got.copy()) == digest(np.stack(rows[:width])), width
+
+
+def test_repetition_changes_no_bit(card: str, model_path: str) -> None:
+    with open_on(card, model_path) as model:
+        assert digest(decode(model)) == digest(decode(model))
+
+
+def test_card_and_cpu_agree(card: str, model_path: str) -> None:
+    """Both quantize activations alike: a row differs by where float32 sums round, and by codes next to a boundary."""
+    results = []
+    for device in ("cpu", card):
+        with open_on(device, model_path) as model, model.session() as session:
+            tokens = prompt_of(model.config.n_vocab, 600)
+            prompt = session.forward(tokens[:560], logits="all").copy()
+            rows = session.forward(tokens[560:], phase=Phase.DECODE, logits="all").copy()
+            results.append(np.concatenate([prompt, rows]))
+    cpu, gpu = results
+    relative = float(np.sqrt(((cpu - gpu) ** 2).mean()) / cpu.std())
+    same = float((cpu.argmax(axis=1) == gpu.argmax(axis=1)).mean())
+    print(f"rms of the difference / deviation {relative:.2e}, same greedy token {same:.4f}")
+    assert relative < 0.02 and same >= 0.98
