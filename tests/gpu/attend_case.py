@@ -20,7 +20,7 @@ from tests.gpu.kernel_engine import Array, Engine, Parameters
 PAGE = 256
 PARAMS = Parameters("attend_params.h")
 GROUP = PARAMS.numbers["KVS_CUDA_GROUP_PAGES"]
-TILE = PARAMS.numbers["KVS_CUDA_TILE_QUERIES"]
+PLAIN_TILE = PARAMS.numbers["KVS_CUDA_TILE_QUERIES"]
 PART_HEAD = 4
 Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
@@ -84,6 +84,36 @@ class Layer:
                 at += PAGE * width
 
 
+@dataclass(frozen=True)
+class Family:
+    """A source of attention kernels; ``tile`` queries a block, by their number where it is 0."""
+
+    source: str
+    tile: int = 0
+
+    def takes(self, layer: Layer) -> bool:
+        return self.source == "attend" or not {layer.type_k, layer.type_v} & {T.F32, T.BF16}
+
+    def tile_of(self, n_queries: int) -> int:
+        if self.source == "attend":
+            return PLAIN_TILE
+        return self.tile or (8 if n_queries <= 8 else 32)
+
+    def leaf(self, tile: int) -> str:
+        return "attend_leaf" if self.source == "attend" else f"attend_leaf_{tile}"
+
+    def shared_bytes(self, layer: Layer, tile: int) -> int:
+        if self.source == "attend":
+            return 0
+        blocks = layer.dim_v // 32
+        splits = 8 if blocks == 1 else 4 if blocks == 2 else 2 if blocks <= 4 else 1
+        return tile * 64 * (2 * layer.dim_k // 32 + 16) + tile * 128 * (splits - 1) * blocks
+
+
+PLAIN = Family("attend")
+PRODUCTS = Family("attend_mma")
+
+
 def scattered(rng: np.random.Generator, n_pages: int, record_bytes: int) -> tuple[Bytes, list[int]]:
     """A poisoned buffer, and the offset of each page in it."""
     places = rng.permutation(2 * n_pages + 1)[:n_pages]
@@ -101,6 +131,7 @@ class Case:
     v: Floats
     table: int
     scale: float
+    family: Family = PLAIN
 
     @property
     def n_tokens(self) -> int:
@@ -120,8 +151,8 @@ class Case:
         return replace(self, q=self.q[begin:end], k=self.k[:kept], v=self.v[:kept])
 
 
-def make_case(engine: Engine, layer: Layer, n_tokens: int, n_rows: int, seed: int = 0) -> Case:
-    rng = np.random.default_rng([seed, n_tokens, n_rows, layer.type_k.id, layer.type_v.id, layer.dim_k])
+def make_case(engine: Engine, layer: Layer, n_tokens: int, n_rows: int, family: Family = PLAIN) -> Case:
+    rng = np.random.default_rng([n_tokens, n_rows, layer.type_k.id, layer.type_v.id, layer.dim_k])
     k = rng.standard_normal((n_tokens, layer.n_kv_heads, layer.dim_k)).astype(np.float32)
     v = (rng.standard_normal((n_tokens, layer.n_kv_heads, layer.dim_v)) + 0.25).astype(np.float32)
     q = rng.standard_normal((n_rows, layer.n_heads, layer.dim_k)).astype(np.float32)
@@ -131,7 +162,7 @@ def make_case(engine: Engine, layer: Layer, n_tokens: int, n_rows: int, seed: in
         layer.write(memory[offset : offset + layer.record_bytes], 0, k[tokens], v[tokens])
     base = engine.upload(memory)
     table = engine.upload(np.array([base + offset for offset in offsets], np.uint64))
-    return Case(engine, layer, q, k, v, table, float(np.float32(1 / np.sqrt(layer.dim_k))))
+    return Case(engine, layer, q, k, v, table, float(np.float32(1 / np.sqrt(layer.dim_k))), family)
 
 
 def poison(engine: Engine, n_floats: int) -> int:
@@ -160,10 +191,13 @@ class Launches:
     out: int
 
     def run(self) -> None:
-        layer, engine = self.case.layer, self.case.engine
+        case, layer, family = self.case, self.case.layer, self.case.family
+        tile = family.tile_of(case.n_rows * layer.group)
+        shared = family.shared_bytes(layer, tile)
+        all_queries = (case.n_rows * layer.n_heads, 1, 1)
         for params, grid in self.steps:
-            engine.run("attend", "attend_leaf", layer.macros, grid, 256, params)
-            engine.run("attend", "attend_fold", layer.macros, (self.case.n_rows * layer.n_heads, 1, 1), layer.dim_v, params)
+            case.engine.run(family.source, family.leaf(tile), layer.macros, grid, 256, params, shared)
+            case.engine.run(family.source, "attend_fold", layer.macros, all_queries, layer.dim_v, params)
 
     def result(self) -> Floats:
         layer = self.case.layer
@@ -191,7 +225,7 @@ def launches(case: Case, runs: Iterable[Run]) -> Launches:
         "n_kv_heads": layer.n_kv_heads,
         "scale": case.scale,
     }
-    n_tiles = -(-case.n_rows * layer.group // TILE)
+    n_tiles = -(-case.n_rows * layer.group // case.family.tile_of(case.n_rows * layer.group))
     steps = []
     for run in runs:
         params = PARAMS.make(

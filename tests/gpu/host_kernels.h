@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <ucontext.h>
+#include <vector>
 
 #define __global__
 #define __device__
@@ -275,6 +276,104 @@ inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector)
         result |= (unsigned)(bytes >> 8 * (selector >> 4 * i & 7) & 0xff) << 8 * i;
     }
     return result;
+}
+
+static uint4 dynamic_shared[128 << 6];
+
+namespace host
+{
+inline double decode_half(unsigned half)
+{
+    const unsigned exponent = half >> 10 & 31, mantissa = half & 1023;
+    const double sign = half & 0x8000 ? -1.0 : 1.0;
+    if (exponent == 31) {
+        return mantissa != 0 ? (double)NAN : sign * INFINITY;
+    }
+    return sign * (exponent == 0 ? ldexp(mantissa, -24) : ldexp(1024 + mantissa, (int)exponent - 25));
+}
+
+inline double half_value(unsigned half)
+{
+    static const std::vector<double> values = [] {
+        std::vector<double> all(1 << 16);
+        for (unsigned i = 0; i < all.size(); i++) {
+            all[i] = decode_half(i);
+        }
+        return all;
+    }();
+    return values[half];
+}
+
+/* Round to nearest even, once. */
+inline unsigned half_bits(double value)
+{
+    const unsigned sign = signbit(value) ? 0x8000u : 0u;
+    const double magnitude = fabs(value);
+    if (!(magnitude < 65520.0)) {
+        return magnitude != magnitude ? 0x7fffu : sign | 0x7c00u;
+    }
+    int exponent = 0;
+    frexp(magnitude, &exponent);
+    const int step = magnitude == 0.0 || exponent - 11 < -24 ? -24 : exponent - 11;
+    const double whole = nearbyint(ldexp(magnitude, -step));
+    return step == -24 ? sign | (unsigned)whole : sign + ((unsigned)(step + 24) << 10) + (unsigned)whole;
+}
+
+template <class F> unsigned on_halves(F f)
+{
+    return half_bits(f(0)) | half_bits(f(16)) << 16;
+}
+} // namespace host
+
+inline unsigned kvs_pack_halves(float low, float high)
+{
+    return host::half_bits(low) | host::half_bits(high) << 16;
+}
+
+inline unsigned kvs_halves_add(unsigned a, unsigned b)
+{
+    return host::on_halves([=](int i) { return host::half_value(a >> i & 0xffff) + host::half_value(b >> i & 0xffff); });
+}
+
+inline unsigned kvs_halves_mul(unsigned a, unsigned b)
+{
+    return host::on_halves([=](int i) { return host::half_value(a >> i & 0xffff) * host::half_value(b >> i & 0xffff); });
+}
+
+inline unsigned kvs_halves_fma(unsigned a, unsigned b, unsigned c)
+{
+    return host::on_halves([=](int i) {
+        return fma(host::half_value(a >> i & 0xffff), host::half_value(b >> i & 0xffff), host::half_value(c >> i & 0xffff));
+    });
+}
+
+inline unsigned kvs_transpose(unsigned halves)
+{
+    const unsigned g = host::current % 32 / 4, t = host::current % 4;
+    const unsigned first = host::shuffle(halves, 8 * t + g / 2) >> 16 * (g % 2) & 0xffff;
+    const unsigned second = host::shuffle(halves, 8 * t + 4 + g / 2) >> 16 * (g % 2) & 0xffff;
+    return first | second << 16;
+}
+
+/* Products of halves are exact in double; sums round there, once to float. */
+inline void kvs_mma(float *c, const unsigned *a, unsigned b0, unsigned b1)
+{
+    static double left[1024][8], right[1024][4];
+    const unsigned warp = host::current / 32 * 32, g = host::current % 32 / 4, t = host::current % 4;
+    for (unsigned i = 0; i < 8; i++) {
+        left[host::current][i] = host::half_value(a[i / 2] >> 16 * (i % 2) & 0xffff);
+        right[host::current][i % 4] = host::half_value((i % 4 < 2 ? b0 : b1) >> 16 * (i % 2) & 0xffff);
+    }
+    host::meet(&host::warps[warp / 32]);
+    for (unsigned i = 0; i < 4; i++) {
+        double sum = c[i];
+        for (unsigned k = 0; k < 16; k++) {
+            const unsigned of_k = k % 8 / 2, column = 2 * t + i % 2;
+            sum += left[warp + 4 * g + of_k][k / 8 * 4 + i / 2 * 2 + k % 2] * right[warp + 4 * column + of_k][k / 8 * 2 + k % 2];
+        }
+        c[i] = (float)sum;
+    }
+    host::meet(&host::warps[warp / 32]);
 }
 
 template <class Params, void (*KERNEL)(Params)> void host_call(const void *params)

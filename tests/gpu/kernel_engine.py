@@ -126,7 +126,7 @@ class HostEngine:
     def run(
         self, source: str, kernel: str, macros: Macros, grid: Grid, block: int, params: Params, shared: int = 0
     ) -> None:
-        assert shared == 0, "the host has no dynamic shared memory"
+        assert shared <= 128 << 10, "the host has 128 KiB of dynamic shared memory"
         function = self._function(source, kernel, type(params).__name__, macros)
         function(ctypes.byref(params), (ctypes.c_uint * 3)(*grid), ctypes.c_uint(block))
 
@@ -145,7 +145,7 @@ class HostEngine:
         path = self._folder / f"{name}.cpp"
         path.write_text(text, encoding="utf-8")
         library = path.with_suffix(".so")
-        options = ["-std=c++17", "-O1", "-ffp-contract=off", "-fno-strict-aliasing", "-shared", "-fPIC", "-w"]
+        options = ["-std=c++17", "-O2", "-ffp-contract=off", "-fno-strict-aliasing", "-shared", "-fPIC", "-w"]
         defines = [f"-D{macro}={value}" for macro, value in macros.items()]
         subprocess.run([self._compiler, *options, *defines, str(path), "-o", str(library)], check=True)
         return ctypes.CDLL(str(library)).host_entry
@@ -173,6 +173,7 @@ class CudaEngine:
         numbers = [self._check(self._driver.cuDeviceGetAttribute(attribute, device)) for attribute in asked]
         self._arch = "sm_{}{}".format(*numbers)
         self._modules: dict[tuple[Any, ...], Any] = {}
+        self._functions: dict[tuple[Any, ...], Any] = {}
         self._pointers: list[Any] = []
         self._is_eager = True  # every launch is waited for, so that a fault names its kernel
 
@@ -202,11 +203,7 @@ class CudaEngine:
     def run(
         self, source: str, kernel: str, macros: Macros, grid: Grid, block: int, params: Params, shared: int = 0
     ) -> None:
-        module = self._module(source, macros)
-        function = self._check(self._driver.cuModuleGetFunction(module, kernel.encode()))
-        if shared > 48 << 10:
-            attribute = self._driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            self._check(self._driver.cuFuncSetAttribute(function, attribute, shared))
+        function = self._function(source, kernel, macros, shared)
         arguments = (ctypes.c_void_p * 1)(ctypes.addressof(params))
         shape = (*grid, block, 1, 1, shared, self._driver.CUstream(0))
         self._check(self._driver.cuLaunchKernel(function, *shape, ctypes.addressof(arguments), 0))
@@ -225,6 +222,16 @@ class CudaEngine:
         self._check(self._driver.cuEventSynchronize(end))
         self._is_eager = True
         return float(self._check(self._driver.cuEventElapsedTime(start, end))) / 1e3 / n
+
+    def _function(self, source: str, kernel: str, macros: Macros, shared: int) -> Any:
+        key = (source, kernel, shared, *macros.items())
+        if key not in self._functions:
+            function = self._check(self._driver.cuModuleGetFunction(self._module(source, macros), kernel.encode()))
+            if shared > 48 << 10:
+                attribute = self._driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+                self._check(self._driver.cuFuncSetAttribute(function, attribute, shared))
+            self._functions[key] = function
+        return self._functions[key]
 
     def _module(self, source: str, macros: Macros) -> Any:
         key = (source, *sorted(macros.items()))

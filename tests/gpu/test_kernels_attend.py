@@ -1,13 +1,14 @@
 """The attention kernels against float64, and their bits against themselves: other neighbours, cuts and places.
 
-Tolerance: float32 sums of a few hundred products of numbers around 1, folded over pages: 2e-6 of the largest value.
+Tolerance: float32 sums of a few hundred products of numbers around 1, folded over pages: 2e-6 of the largest value;
+1e-5 by matrix products, whose sums are cut off, not rounded.
 Order: cases on the host run the same source with few tokens, so that a machine without a GPU checks the arithmetic too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise, product
 
 import numpy as np
@@ -17,8 +18,11 @@ from tests.gpu.attend_case import (
     GROUP,
     KV_TYPES,
     PAGE,
+    PLAIN,
+    PRODUCTS,
     Case,
     Engine,
+    Family,
     Layer,
     Run,
     T,
@@ -64,50 +68,62 @@ def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
     engine.release()
 
 
+@pytest.fixture(params=[PLAIN, PRODUCTS], ids=lambda family: family.source)
+def family(request: pytest.FixtureRequest) -> Family:
+    kernels: Family = request.param
+    return kernels
+
+
 def assert_close(case: Case) -> None:
-    expected = attend64(case)
-    error = np.abs(attend_at_once(case) - expected).max()
-    assert error <= 2e-6 * np.abs(case.v).max(), f"{error} of {np.abs(case.v).max()}"
+    if not case.family.takes(case.layer):
+        pytest.skip("codes that are not exact as halves are for the plain kernels")
+    error = np.abs(attend_at_once(case) - attend64(case)).max()
+    most = np.abs(case.v).max() * (2e-6 if case.family == PLAIN else 1e-5)
+    assert error <= most, f"{error}, at most {most}"
 
 
 @pytest.mark.parametrize("index", range(len(FEW_PAIRS)), ids=lambda i: "-".join(kind.name for kind in FEW_PAIRS[i]))
-def test_attention_equals_float64_for_every_type(rig: Rig, index: int) -> None:
+def test_attention_equals_float64_for_every_type(rig: Rig, family: Family, index: int) -> None:
     type_k, type_v = FEW_PAIRS[index]
     layer = Layer(type_k, type_v, DIMS[index % 4], DIMS[(index + index // 4) % 4], 2, GROUPS[index])
-    assert_close(make_case(rig.engine, layer, 600 if rig.is_small else 5000, 2))
+    assert_close(make_case(rig.engine, layer, 600 if rig.is_small else 5000, 2, family))
 
 
 @pytest.mark.parametrize("pair", ALL_PAIRS, ids=lambda pair: f"{pair[0].name}-{pair[1].name}")
-def test_attention_equals_float64_for_every_pair(device: CudaEngine, pair: tuple[T, T]) -> None:
+def test_attention_equals_float64_for_every_pair(device: CudaEngine, family: Family, pair: tuple[T, T]) -> None:
     index = ALL_PAIRS.index(pair)
     layer = Layer(*pair, DIMS[index % 4], DIMS[index % 4], 2, GROUPS[index % len(GROUPS)])
-    assert_close(make_case(device, layer, 1500, 3))
+    assert_close(make_case(device, layer, 1500, 3, family))
     device.release()
 
 
 @pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize("dim", DIMS)
-def test_attention_equals_float64_for_every_head_size_and_group(device: CudaEngine, dim: int, group: int) -> None:
-    assert_close(make_case(device, Layer(T.Q8_0, T.Q4_0, dim, dim, 2, group), 3000, 5))
+def test_attention_equals_float64_for_every_head_size_and_group(
+    device: CudaEngine, family: Family, dim: int, group: int
+) -> None:
+    assert_close(make_case(device, Layer(T.Q8_0, T.Q4_0, dim, dim, 2, group), 3000, 5, family))
     device.release()
 
 
 @pytest.mark.parametrize("n_tokens", [1, 2, 255, 256, 257, 512, 513])
-def test_attention_of_short_histories_equals_float64(rig: Rig, n_tokens: int) -> None:
-    assert_close(make_case(rig.engine, Layer(T.Q8_0, T.Q4_0, 64, 64, 1, 3), n_tokens, min(n_tokens, 3)))
+def test_attention_of_short_histories_equals_float64(rig: Rig, family: Family, n_tokens: int) -> None:
+    assert_close(make_case(rig.engine, Layer(T.Q8_0, T.Q4_0, 64, 64, 1, 3), n_tokens, min(n_tokens, 3), family))
 
 
-def test_attention_of_a_prefill_tile_equals_float64(device: CudaEngine) -> None:
-    assert_close(make_case(device, Layer(T.Q8_0, T.Q4_0, 256, 256, 2, 6), 2700, 300))
+def test_attention_of_a_prefill_tile_equals_float64(device: CudaEngine, family: Family) -> None:
+    assert_close(make_case(device, Layer(T.Q8_0, T.Q4_0, 256, 256, 2, 6), 2700, 300, family))
     device.release()
 
 
 @pytest.mark.parametrize("pair", [(T.Q8_0, T.Q4_0), (T.F16, T.Q5_1), (T.Q4_1, T.IQ4_NL), (T.BF16, T.F32)], ids=str)
-def test_rows_have_the_bits_of_single_rows(rig: Rig, pair: tuple[T, T]) -> None:
+def test_rows_have_the_bits_of_single_rows(rig: Rig, family: Family, pair: tuple[T, T]) -> None:
     """Rows that cross a page boundary, in every width, with three query heads to a KV head."""
+    if not family.takes(Layer(*pair)):
+        pytest.skip("codes that are not exact as halves are for the plain kernels")
     widths = (1, 3, 8) if rig.is_small else WIDTHS
     n_tokens = 2 * PAGE + 4 if rig.is_small else 2500
-    whole = make_case(rig.engine, Layer(*pair, 64, 96, 1, 3), n_tokens, max(widths))
+    whole = make_case(rig.engine, Layer(*pair, 64, 96, 1, 3), n_tokens, max(widths), family)
     single = [attend_at_once(whole.rows(row, row + 1)) for row in range(whole.n_rows)]
     for width in widths:
         for begin in range(0, whole.n_rows - width + 1, max(1, whole.n_rows // 3)):
@@ -123,13 +139,12 @@ def cuts(rng: np.random.Generator, n_pages: int) -> list[Run]:
     return [Run(a, b, bool(rng.integers(2))) for a, b in pairwise(bounds)]
 
 
-def test_any_cut_gives_the_same_bits(rig: Rig) -> None:
+def test_any_cut_gives_the_same_bits(rig: Rig, family: Family) -> None:
     n_tokens = 18 * PAGE + 7 if rig.is_small else 41 * PAGE + 7
     layer = Layer(T.Q8_0, T.Q4_0, 32, 32, 1, 2) if rig.is_small else Layer(T.Q8_0, T.Q4_0, 256, 256, 2, 6)
-    case = make_case(rig.engine, layer, n_tokens, 3)
+    case = make_case(rig.engine, layer, n_tokens, 3, family)
+    assert_close(case)
     expected = attend_at_once(case)
-    error = np.abs(expected - attend64(case)).max()
-    assert error <= 2e-6 * np.abs(case.v).max()
     pages = [Run(page, page + 1, False) for page in range(case.n_pages)]
     groups = [Run(at, min(at + GROUP, case.n_pages), True) for at in range(0, case.n_pages, GROUP)]
     rng = np.random.default_rng(3)
@@ -138,29 +153,27 @@ def test_any_cut_gives_the_same_bits(rig: Rig) -> None:
         assert same_bits(attend(case, runs), expected), runs
 
 
-def test_places_of_pages_do_not_matter(rig: Rig) -> None:
+def test_places_of_pages_do_not_matter(rig: Rig, family: Family) -> None:
     layer = Layer(T.Q5_0, T.Q8_0, 64, 64, 1, 2)
-    first = make_case(rig.engine, layer, 700, 2)
+    first = make_case(rig.engine, layer, 700, 2, family)
     table = rig.engine.download(first.table, (first.n_pages,), np.uint64)
     moved = [
         rig.engine.upload(rig.engine.download(int(address), (layer.record_bytes,), np.uint8)) for address in table[::-1]
     ]
-    second = Case(
-        first.engine, layer, first.q, first.k, first.v, rig.engine.upload(np.array(moved[::-1], np.uint64)), first.scale
-    )
+    second = replace(first, table=rig.engine.upload(np.array(moved[::-1], np.uint64)))
     assert same_bits(attend_at_once(first), attend_at_once(second))
 
 
-def test_a_broken_row_reaches_those_who_see_it_and_nobody_else(rig: Rig) -> None:
+def test_a_broken_row_reaches_those_who_see_it_and_nobody_else(rig: Rig, family: Family) -> None:
     """The last of four rows is stored as NaN: the rows before it do not see it, and its own answer is NaN."""
     layer = Layer(T.F16, T.F16, 64, 64, 1, 2)
-    good = make_case(rig.engine, layer, 300, 4)
+    good = make_case(rig.engine, layer, 300, 4, family)
     table = rig.engine.download(good.table, (2,), np.uint64)
     record = rig.engine.download(int(table[1]), (layer.record_bytes,), np.uint8)
     nan = np.full((1, 1, 64), np.nan, np.float32)
     layer.write(record, 299 - PAGE, nan, nan)
     table[1] = rig.engine.upload(record)
-    bad = Case(good.engine, layer, good.q, good.k, good.v, rig.engine.upload(table), good.scale)
+    bad = replace(good, table=rig.engine.upload(table))
     expected, out = attend_at_once(good), attend_at_once(bad)
     assert same_bits(out[:3], expected[:3])
     assert np.array_equal(out[3].view(np.uint32), np.full_like(out[3], np.nan).view(np.uint32))

@@ -8,6 +8,10 @@
 #include "kernels/attend_params.h"
 
 #define PART_HEAD 4u
+/* Architecture from which on matrix products of halves are used, and the queries that share a page there. */
+#define PRODUCTS_ARCH 80u
+#define FEW_QUERIES 8u
+#define MANY_QUERIES 32u
 #define MAX_HEAD_VALUES 256u
 #define HEAD_GRAIN 32u
 #define SLOTS_MOST 128u
@@ -91,6 +95,38 @@ static kvs_attend_params params_of(const kvs_bound_op *op, const struct kvs_step
                                .scale = op->f[0]};
 }
 
+/* Codes of all but these types are exact as halves. */
+static bool is_exact_as_half(int32_t type)
+{
+    return type != KVS_TYPE_F32 && type != KVS_TYPE_BF16;
+}
+
+/* The first kernel of attention: which one, how many queries share a page in a block, the shared memory of a block. */
+typedef struct leaf_kernel {
+    const char *source;
+    const char *name;
+    uint32_t tile_queries;
+    uint32_t shared_bytes;
+} leaf_kernel;
+
+/* Runs of tokens that warps share: see attend_mma.cu. */
+static uint32_t value_splits(uint32_t n_blocks)
+{
+    return n_blocks == 1 ? 8 : n_blocks == 2 ? 4 : n_blocks <= 4 ? 2 : 1;
+}
+
+static leaf_kernel leaf_of(const kvs_cuda_launcher *launcher, const kvs_kv_layer *layer, uint32_t n_head_queries)
+{
+    if (launcher->arch < PRODUCTS_ARCH || !is_exact_as_half(layer->type_k) || !is_exact_as_half(layer->type_v)) {
+        return (leaf_kernel){"attend", "attend_leaf", KVS_CUDA_TILE_QUERIES, 0};
+    }
+    const bool is_few = n_head_queries <= FEW_QUERIES;
+    const uint32_t tile = is_few ? FEW_QUERIES : MANY_QUERIES, n_blocks = layer->head_dim_v / HEAD_GRAIN;
+    const uint32_t shared = tile * 64 * (2 * (layer->head_dim_k / HEAD_GRAIN) + 16) +
+                            tile * 128 * (value_splits(n_blocks) - 1) * n_blocks;
+    return (leaf_kernel){"attend_mma", is_few ? "attend_leaf_8" : "attend_leaf_32", tile, shared};
+}
+
 /* Pages from params->page_begin on that one launch takes, at most to `end`, in how many slots. */
 static uint32_t cut_launch(const kvs_cuda_launcher *launcher, const kvs_bound_op *op, uint32_t n_tiles, uint32_t end,
                            kvs_attend_params *params)
@@ -114,12 +150,13 @@ static uint32_t cut_launch(const kvs_cuda_launcher *launcher, const kvs_bound_op
 kvs_status kvs_cuda_launch_attend_wave(kvs_cuda_launcher *launcher, const kvs_bound_op *op, const struct kvs_step *step,
                                        uint64_t page_begin, uint64_t page_end)
 {
-    const kvs_cuda_key leaf = record_key("attend", "attend_leaf", op->kv);
-    const kvs_cuda_key fold = record_key("attend", "attend_fold", op->kv);
+    const uint32_t n_head_queries = step->n_rows * (op->u[0] / op->kv->n_kv_heads);
+    const leaf_kernel kernel = leaf_of(launcher, op->kv, n_head_queries);
+    const kvs_cuda_key leaf = record_key(kernel.source, kernel.name, op->kv);
+    const kvs_cuda_key fold = record_key(kernel.source, "attend_fold", op->kv);
     const uint64_t n_pages = (step->first_token + step->n_rows - 1) / KVS_PAGE_TOKENS + 1;
     const uint64_t end = page_end < n_pages ? page_end : n_pages;
-    const uint32_t n_head_queries = step->n_rows * (op->u[0] / op->kv->n_kv_heads);
-    const uint32_t n_tiles = (uint32_t)kvs_div_up(n_head_queries, KVS_CUDA_TILE_QUERIES);
+    const uint32_t n_tiles = (uint32_t)kvs_div_up(n_head_queries, kernel.tile_queries);
     kvs_attend_params params = params_of(op, step);
     for (uint64_t begin = page_begin; begin < end; begin = params.page_end) {
         params.page_begin = (uint32_t)begin;
@@ -128,7 +165,7 @@ kvs_status kvs_cuda_launch_attend_wave(kvs_cuda_launcher *launcher, const kvs_bo
         params.is_last = params.page_end == n_pages;
         kvs_status status =
             kvs_cuda_launch(launcher, &leaf, (kvs_cuda_dim){n_tiles, op->kv->n_kv_heads, n_slots},
-                            (kvs_cuda_dim){THREADS, 1, 1}, 0, &params, sizeof params);
+                            (kvs_cuda_dim){THREADS, 1, 1}, kernel.shared_bytes, &params, sizeof params);
         if (status == KVS_OK) {
             status = kvs_cuda_launch(launcher, &fold, (kvs_cuda_dim){step->n_rows * op->u[0], 1, 1},
                                      (kvs_cuda_dim){op->kv->head_dim_v, 1, 1}, 0, &params, sizeof params);

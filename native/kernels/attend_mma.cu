@@ -1,0 +1,592 @@
+/* attend_mma.cu: attention as attend.cu has it, by matrix products of halves. For types whose codes are exact as halves: all but F32 and
+ * BF16.
+ *
+ * Kernels: attend_leaf_8, attend_leaf_16 or attend_leaf_32 (queries of a tile), then attend_fold. Argument: kvs_attend_params. Architecture: sm_80.
+ * Macros: KVS_TYPE_K, KVS_TYPE_V (numbers of kvs_type), KVS_DIM_K, KVS_DIM_V (multiples of 32, at most 256).
+ * attend_leaf_N: grid (tiles of N queries, KV heads, slots), block 256, dynamic shared memory: N * 64 * (2 * KVS_DIM_K / 32 + 16)
+ * bytes, and N * 128 * (v_splits - 1) * KVS_DIM_V / 32 more, v_splits the largest power of two up to 8 / (KVS_DIM_V / 32).
+ *
+ * Order. Scores are K q^T: 16 tokens by 8 queries at a time, a query as a sum of two halves times a power of two, codes exact, a block
+ * of 32 at a time, blocks in order. Weights are p, as sums of two halves. Weighted sums are V^T p^T: 16 values by 8 queries, 16 tokens
+ * at a time in order, V as a sum of two halves; the smallest of the four products is left out. A column of a product depends
+ * on that column alone, so a row's bits do not depend on its tile. m, s, leaves, groups and folds are those of attend.cu, but s adds
+ * a warp's 32 tokens in a tree and warps in order, and with v_splits > 1 runs of tokens add up in order.
+ * A page that some query of the tile sees in part is gone over once for each row, with V beyond what the row sees as zero:
+ * zero times a broken value would not be zero.
+ */
+#include "attend_parts.cuh"
+#include "mma.cuh"
+
+#define K_BLOCKS k_side::n_blocks
+#define V_BLOCKS v_side::n_blocks
+#define V_SPLITS (V_BLOCKS == 1 ? 8u : V_BLOCKS == 2 ? 4u : V_BLOCKS <= 4 ? 2u : 1u) /* runs of tokens that warps share */
+#define V_STEPS (16u / V_SPLITS)                                                     /* of 16 tokens, of a warp */
+
+static_assert(!k_traits::is_float || KVS_TYPE_K == KVS_KV_F16, "K must be exact as halves");
+static_assert(!v_traits::is_float || KVS_TYPE_V == KVS_KV_F16, "V must be exact as halves");
+
+#ifdef __CUDACC__
+extern __shared__ uint4 dynamic_shared[];
+#endif
+
+template <kvs_u32 TILES> struct shared_state {
+    float maxima[N_WARPS][8 * TILES];
+    float partial_sums[N_WARPS][8 * TILES];
+    fold_factors factors[8 * TILES];
+    kvs_u32 n_visible[2][8 * TILES]; /* of even and odd pages */
+    float q_inverse[8 * TILES];      /* powers of two that bring the largest value of a query to [1, 2) */
+    float q_factor[8 * TILES];       /* what a product with the query is multiplied by to be a score */
+    float q_sums[8 * TILES][K_BLOCKS];
+};
+
+/* Dynamic shared memory: queries [step of 16 values][tile][lane], weights [step of 16 tokens][tile][lane], then the sums of all
+ * but the first split. A word each: first half of a column, second half, and the same of its rest. */
+template <kvs_u32 TILES> __device__ inline uint4 *query_words()
+{
+    return dynamic_shared;
+}
+
+template <kvs_u32 TILES> __device__ inline uint4 *weight_words()
+{
+    return dynamic_shared + 2 * K_BLOCKS * TILES * 32;
+}
+
+template <kvs_u32 TILES> __device__ inline float *split_sums(kvs_u32 split, kvs_u32 block)
+{
+    return (float *)(dynamic_shared + (2 * K_BLOCKS + 16) * TILES * 32) +
+           ((split - 1) * V_BLOCKS + block) * 8 * TILES * 32;
+}
+
+/* Which value of its block lane t multiplies as number i of step s: as its words lie in memory. */
+__device__ inline kvs_u32 value_of_step(kvs_u32 s, kvs_u32 t, kvs_u32 i)
+{
+    return k_traits::is_nibbles ? 16 * s + 4 * t + i : 8 * t + 4 * s + i;
+}
+
+template <kvs_u32 TILES>
+__device__ inline void load_queries(const kvs_attend_params *p, const tile_view *tile, shared_state<TILES> *s)
+{
+    const kvs_u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    for (kvs_u32 i = warp; i < 8 * TILES; i += N_WARPS) {
+        kvs_u32 largest = 0;
+        for (kvs_u32 d = lane; d < KVS_DIM_K && i < tile->n; d += 32) {
+            const kvs_u32 bits = __float_as_uint(query_values(p, tile, i)[d]) & 0x7fffffffu;
+            largest = bits > largest ? bits : largest;
+        }
+        for (kvs_u32 distance = 16; distance != 0; distance /= 2) {
+            const kvs_u32 other = __shfl_xor_sync(KVS_FULL_WARP, largest, distance);
+            largest = other > largest ? other : largest;
+        }
+        const kvs_u32 exponent = largest >> 23;
+        const bool is_scaled = exponent > 0 && exponent < 254;
+        if (lane == 0) {
+            s->q_inverse[i] = is_scaled ? __uint_as_float((254 - exponent) << 23) : 1.0f;
+            s->q_factor[i] = p->scale * (is_scaled ? __uint_as_float(exponent << 23) : 1.0f);
+        }
+    }
+    __syncthreads();
+    for (kvs_u32 i = threadIdx.x; i < 2 * K_BLOCKS * TILES * 32; i += N_THREADS) {
+        const kvs_u32 t = i % 4, query = i / 32 % TILES * 8 + i % 32 / 4, step = i / 32 / TILES;
+        float x[4] = {};
+        if (query < tile->n) {
+            for (kvs_u32 j = 0; j < 4; j++) {
+                x[j] = query_values(p, tile, query)[step / 2 * 32 + value_of_step(step % 2, t, j)] * s->q_inverse[query];
+            }
+        }
+        const kvs_split first = kvs_split_floats(x[0], x[1]), second = kvs_split_floats(x[2], x[3]);
+        const uint4 words = {first.high, second.high, first.low, second.low};
+        query_words<TILES>()[i] = words;
+    }
+    for (kvs_u32 i = threadIdx.x; k_traits::has_minimum && i < 8 * TILES * K_BLOCKS; i += N_THREADS) {
+        const kvs_u32 query = i / K_BLOCKS, block = i % K_BLOCKS;
+        float sum = 0.0f;
+        for (kvs_u32 d = 0; d < 32 && query < tile->n; d++) {
+            sum += query_values(p, tile, query)[block * 32 + d] * s->q_inverse[query];
+        }
+        s->q_sums[query][block] = sum;
+    }
+}
+
+/* Tokens of a page that each query sees, for all. */
+template <kvs_u32 TILES>
+__device__ inline void note_visible(const kvs_attend_params *p, const tile_view *tile, kvs_u32 page, shared_state<TILES> *s)
+{
+    if (threadIdx.x < 8 * TILES) {
+        s->n_visible[page % 2][threadIdx.x] = threadIdx.x < tile->n ? visible_tokens(p, tile, threadIdx.x, page) : 0u;
+    }
+}
+
+/* What a lane reads of a K row's block. */
+struct k_words {
+    kvs_u32 words[k_traits::is_float ? 4 : k_traits::is_nibbles ? 1 : 2];
+    kvs_u32 high;
+    kvs_kv_scale scale;
+};
+
+__device__ inline void load_k(const kvs_u8 *k, kvs_u32 row, kvs_u32 block, kvs_u32 t, k_words *loaded)
+{
+    const kvs_u8 *codes = kvs_kv_codes_at<KVS_TYPE_K, KVS_DIM_K>(k, row, block);
+    constexpr kvs_u32 n_words = sizeof loaded->words / 4;
+    if (n_words == 4) {
+        const uint4 four = *(const uint4 *)(codes + 16 * t);
+        loaded->words[0] = four.x, loaded->words[1 % n_words] = four.y;
+        loaded->words[2 % n_words] = four.z, loaded->words[3 % n_words] = four.w;
+    } else if (n_words == 2) {
+        const uint2 two = *(const uint2 *)(codes + 8 * t);
+        loaded->words[0] = two.x, loaded->words[1 % n_words] = two.y;
+    } else {
+        loaded->words[0] = *(const kvs_u32 *)(codes + 4 * t);
+    }
+    loaded->high = kvs_kv_load_high<KVS_TYPE_K, KVS_DIM_K>(k, row, block);
+    loaded->scale = kvs_kv_load_scale<KVS_TYPE_K, KVS_DIM_K>(k, row, block);
+}
+
+/* The four codes of step s as two words of halves. */
+__device__ inline void k_halves(const k_words *loaded, kvs_u32 s, kvs_u32 t, kvs_u32 *first, kvs_u32 *second)
+{
+    constexpr kvs_u32 n_words = sizeof loaded->words / 4;
+    if (k_traits::is_float) {
+        *first = loaded->words[2 * s % n_words];
+        *second = loaded->words[(2 * s + 1) % n_words];
+        return;
+    }
+    kvs_u32 bytes[2];
+    kvs_kv_octet_bytes<KVS_TYPE_K>(loaded->words[0], loaded->words[n_words - 1], loaded->high, t, bytes);
+    *first = kvs_bytes_to_halves<k_traits::offset, false>(bytes[s]);
+    *second = kvs_bytes_to_halves<k_traits::offset, true>(bytes[s]);
+}
+
+/* Scores of the warp's 32 tokens, two matrices of 16, before the query's factor. */
+template <kvs_u32 TILES>
+__device__ inline void score_tokens(const tile_view *tile, const kvs_u8 *k, const shared_state<TILES> *s,
+                                    float (*scores)[TILES][4])
+{
+    const kvs_u32 lane = threadIdx.x % 32, t = lane % 4, row = threadIdx.x / 32 * 32 + lane / 4;
+#pragma unroll 2
+    for (kvs_u32 block = 0; block < K_BLOCKS; block++) {
+        k_words loaded[4];
+#pragma unroll
+        for (kvs_u32 i = 0; i < 4; i++) {
+            load_k(k, row + 8 * i, block, t, &loaded[i]);
+        }
+        float dots[2][TILES][4] = {};
+#pragma unroll
+        for (kvs_u32 step = 0; step < 2; step++) {
+            kvs_u32 codes[2][4];
+#pragma unroll
+            for (kvs_u32 i = 0; i < 4; i++) {
+                k_halves(&loaded[i], step, t, &codes[i / 2][i % 2], &codes[i / 2][i % 2 + 2]);
+            }
+#pragma unroll
+            for (kvs_u32 n = 0; n < TILES; n++) {
+                if (8 * n < tile->n) {
+                    const uint4 q = query_words<TILES>()[((2 * block + step) * TILES + n) * 32 + lane];
+                    kvs_mma(dots[0][n], codes[0], q.x, q.y);
+                    kvs_mma(dots[1][n], codes[1], q.x, q.y);
+                    kvs_mma(dots[0][n], codes[0], q.z, q.w);
+                    kvs_mma(dots[1][n], codes[1], q.z, q.w);
+                }
+            }
+        }
+#pragma unroll
+        for (kvs_u32 i = 0; i < 4 * TILES * 2; i++) {
+            const kvs_u32 m = i / (4 * TILES), n = i / 4 % TILES, j = i % 4;
+            const kvs_kv_scale *scale = &loaded[2 * m + j / 2].scale;
+            float *score = &scores[m][n][j];
+            *score = k_traits::is_float ? *score + dots[m][n][j] : fmaf(scale->scale, dots[m][n][j], *score);
+            if (k_traits::has_minimum) {
+                *score = fmaf(scale->minimum, s->q_sums[8 * n + 2 * t + j % 2][block], *score);
+            }
+        }
+    }
+}
+
+/* Largest score, or sum, of the lanes that hold the same queries. */
+__device__ inline float column_maximum(float value)
+{
+    for (kvs_u32 distance = 16; distance != 2; distance /= 2) {
+        const float other = __shfl_xor_sync(KVS_FULL_WARP, value, distance);
+        value = other > value ? other : value;
+    }
+    return value;
+}
+
+__device__ inline float column_sum(float value)
+{
+    for (kvs_u32 distance = 16; distance != 2; distance /= 2) {
+        value += __shfl_xor_sync(KVS_FULL_WARP, value, distance);
+    }
+    return value;
+}
+
+/* Number i of a lane's four tokens lies in matrix i / 2, from element 2 * (i % 2) on. */
+template <kvs_u32 TILES>
+__device__ inline void find_maxima(const tile_view *tile, const kvs_u32 *n_visible, shared_state<TILES> *s,
+                                   float (*scores)[TILES][4])
+{
+    const kvs_u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, token = warp * 32 + lane / 4;
+#pragma unroll
+    for (kvs_u32 n = 0; n < TILES; n++) {
+        if (8 * n >= tile->n) {
+            break;
+        }
+#pragma unroll
+        for (kvs_u32 e = 0; e < 2; e++) {
+            const kvs_u32 query = 8 * n + 2 * (lane % 4) + e;
+            float m = __uint_as_float(0xff800000u);
+#pragma unroll
+            for (kvs_u32 i = 0; i < 4; i++) {
+                float *score = &scores[i / 2][n][2 * (i % 2) + e];
+                *score *= s->q_factor[query];
+                m = token + 8 * i < n_visible[query] && *score > m ? *score : m;
+            }
+            m = column_maximum(m);
+            if (lane < 4) {
+                s->maxima[warp][query] = m;
+            }
+        }
+    }
+}
+
+template <kvs_u32 TILES> __device__ inline float page_maximum(const shared_state<TILES> *s, kvs_u32 query)
+{
+    float m = s->maxima[0][query];
+    for (kvs_u32 warp = 1; warp < N_WARPS; warp++) {
+        m = s->maxima[warp][query] > m ? s->maxima[warp][query] : m;
+    }
+    return m;
+}
+
+/* Scores become weights, in the order in which products take them. */
+template <kvs_u32 TILES>
+__device__ inline void weigh_tokens(const tile_view *tile, const kvs_u32 *n_visible, shared_state<TILES> *s,
+                                    float (*scores)[TILES][4])
+{
+    const kvs_u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, token = warp * 32 + lane / 4;
+#pragma unroll
+    for (kvs_u32 n = 0; n < TILES; n++) {
+        if (8 * n >= tile->n) {
+            break;
+        }
+#pragma unroll
+        for (kvs_u32 e = 0; e < 2; e++) {
+            const kvs_u32 query = 8 * n + 2 * (lane % 4) + e;
+            const float m = page_maximum(s, query);
+            float sum = 0.0f;
+#pragma unroll
+            for (kvs_u32 i = 0; i < 4; i++) {
+                float *score = &scores[i / 2][n][2 * (i % 2) + e];
+                *score = token + 8 * i < n_visible[query] ? kvs_exp(*score - m) : 0.0f;
+                sum += *score;
+            }
+            sum = column_sum(sum);
+            if (lane < 4) {
+                s->partial_sums[warp][query] = sum;
+            }
+        }
+#pragma unroll
+        for (kvs_u32 m = 0; m < 2; m++) {
+            const kvs_split first = kvs_split_floats(scores[m][n][0], scores[m][n][1]);
+            const kvs_split second = kvs_split_floats(scores[m][n][2], scores[m][n][3]);
+            const uint4 words = {kvs_transpose(first.high), kvs_transpose(second.high), kvs_transpose(first.low),
+                                 kvs_transpose(second.low)};
+            weight_words<TILES>()[((warp * 2 + m) * TILES + n) * 32 + lane] = words;
+        }
+    }
+}
+
+/* The page's maximum and sum of a query join its running ones. One thread a query. */
+template <kvs_u32 TILES>
+__device__ inline void fold_heads(const tile_view *tile, const kvs_u32 *n_visible, shared_state<TILES> *s, running *mine)
+{
+    const kvs_u32 query = threadIdx.x;
+    if (query < tile->n) {
+        float sum = s->partial_sums[0][query];
+        for (kvs_u32 warp = 1; warp < N_WARPS; warp++) {
+            sum += s->partial_sums[warp][query];
+        }
+        s->factors[query] = fold_into(mine, page_maximum(s, query), n_visible[query] == 0 ? 0.0f : sum);
+    }
+}
+
+/* What a lane reads of a V row's block: the codes of values 4g .. 4g + 3. */
+struct v_words {
+    kvs_u32 words[v_traits::is_float ? 2 : 1];
+    kvs_u32 scales; /* scale, and minimum above it */
+};
+
+__device__ inline v_words load_v(const kvs_u8 *v, kvs_u32 row, kvs_u32 block, kvs_u32 g)
+{
+    typedef v_side layout;
+    v_words loaded = {};
+    const kvs_u8 *codes = kvs_kv_codes_at<KVS_TYPE_V, KVS_DIM_V>(v, row, block);
+    const kvs_u8 *scales = v + layout::scales_at + (row * V_BLOCKS + block) * v_traits::scales_bytes;
+    if (v_traits::is_float) {
+        const uint2 two = *(const uint2 *)(codes + 8 * g);
+        loaded.words[0] = two.x, loaded.words[sizeof loaded.words / 4 - 1] = two.y;
+    } else if (v_traits::is_nibbles) {
+        const kvs_u32 word = *(const kvs_u32 *)(codes + 4 * (g % 4));
+        kvs_u32 bytes[2];
+        kvs_kv_octet_bytes<KVS_TYPE_V>(word, word, kvs_kv_load_high<KVS_TYPE_V, KVS_DIM_V>(v, row, block), g % 4, bytes);
+        loaded.words[0] = g < 4 ? bytes[0] : bytes[1];
+    } else {
+        loaded.words[0] = *(const kvs_u32 *)(codes + 4 * g) ^ 0x80808080u;
+    }
+    if (v_traits::has_minimum) {
+        loaded.scales = *(const kvs_u32 *)scales;
+    } else if (!v_traits::is_float) {
+        loaded.scales = *(const kvs_u16 *)scales;
+    }
+    return loaded;
+}
+
+/* Codes times scale plus minimum of two tokens, as sums of two halves. The product and the rest of the sum are exact. */
+__device__ inline kvs_split scaled_pair(kvs_u32 codes, kvs_u32 scales, kvs_u32 minima)
+{
+    kvs_split split;
+    split.high = kvs_halves_mul(codes, scales);
+    split.low = kvs_halves_fma(codes, scales, kvs_halves_neg(split.high));
+    if (v_traits::has_minimum) {
+        const kvs_u32 product = split.high, sum = kvs_halves_add(product, minima);
+        const kvs_u32 of_minimum = kvs_halves_add(sum, kvs_halves_neg(product));
+        const kvs_u32 of_product = kvs_halves_add(sum, kvs_halves_neg(of_minimum));
+        const kvs_u32 rest = kvs_halves_add(kvs_halves_add(product, kvs_halves_neg(of_product)),
+                                            kvs_halves_add(minima, kvs_halves_neg(of_minimum)));
+        split.high = sum;
+        split.low = kvs_halves_add(split.low, rest);
+    }
+    return split;
+}
+
+/* Values 4g .. 4g + 3 of two tokens, a pair each. `kept`: ones where a token counts. */
+__device__ inline void v_pairs(const v_words *a, const v_words *b, kvs_u32 kept, kvs_split *pairs)
+{
+    if (v_traits::is_float) {
+        constexpr kvs_u32 last = sizeof a->words / 4 - 1;
+        pairs[0].high = __byte_perm(a->words[0], b->words[0], 0x5410u) & kept;
+        pairs[1].high = __byte_perm(a->words[0], b->words[0], 0x7632u) & kept;
+        pairs[2].high = __byte_perm(a->words[last], b->words[last], 0x5410u) & kept;
+        pairs[3].high = __byte_perm(a->words[last], b->words[last], 0x7632u) & kept;
+        return;
+    }
+    const kvs_u32 begin = __byte_perm(a->words[0], b->words[0], 0x5140u);
+    const kvs_u32 end = __byte_perm(a->words[0], b->words[0], 0x7362u);
+    const kvs_u32 scales = __byte_perm(a->scales, b->scales, 0x5410u);
+    const kvs_u32 minima = __byte_perm(a->scales, b->scales, 0x7632u);
+    pairs[0] = scaled_pair(kvs_bytes_to_halves<v_traits::offset, false>(begin), scales, minima);
+    pairs[1] = scaled_pair(kvs_bytes_to_halves<v_traits::offset, true>(begin), scales, minima);
+    pairs[2] = scaled_pair(kvs_bytes_to_halves<v_traits::offset, false>(end), scales, minima);
+    pairs[3] = scaled_pair(kvs_bytes_to_halves<v_traits::offset, true>(end), scales, minima);
+#pragma unroll
+    for (kvs_u32 i = 0; i < 4; i++) {
+        pairs[i].high &= kept;
+        pairs[i].low &= kept;
+    }
+}
+
+/* Ones in the halves of tokens `token` and `token + 1` that come before n_visible. */
+__device__ inline kvs_u32 kept_halves(kvs_u32 token, kvs_u32 n_visible)
+{
+    return (token < n_visible ? 0x0000ffffu : 0u) | (token + 1 < n_visible ? 0xffff0000u : 0u);
+}
+
+/* Weighted sums of the warp's block of V over its steps, tokens before n_visible, for the tiles from n_begin on. */
+template <kvs_u32 TILES, bool IS_WHOLE>
+__device__ inline void gather_values(const kvs_u8 *v, kvs_u32 n_visible, kvs_u32 n_begin, kvs_u32 n_end,
+                                     float (*sums)[TILES][4])
+{
+    const kvs_u32 lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, warp = threadIdx.x / 32;
+    const kvs_u32 block = warp % V_BLOCKS, first = warp / V_BLOCKS * V_STEPS;
+#pragma unroll 4
+    for (kvs_u32 step = first; step < first + V_STEPS; step++) {
+        if (!IS_WHOLE && step * 16 >= n_visible) {
+            break;
+        }
+        const kvs_u32 token = step * 16 + 2 * t;
+        v_words loaded[4];
+#pragma unroll
+        for (kvs_u32 i = 0; i < 4; i++) {
+            loaded[i] = load_v(v, token + i / 2 * 8 + i % 2, block, g);
+        }
+        kvs_split near[4], far[4];
+        v_pairs(&loaded[0], &loaded[1], IS_WHOLE ? 0xffffffffu : kept_halves(token, n_visible), near);
+        v_pairs(&loaded[2], &loaded[3], IS_WHOLE ? 0xffffffffu : kept_halves(token + 8, n_visible), far);
+#pragma unroll
+        for (kvs_u32 m = 0; m < 2; m++) {
+            const kvs_u32 high[4] = {near[2 * m].high, near[2 * m + 1].high, far[2 * m].high, far[2 * m + 1].high};
+            const kvs_u32 low[4] = {near[2 * m].low, near[2 * m + 1].low, far[2 * m].low, far[2 * m + 1].low};
+#pragma unroll
+            for (kvs_u32 n = 0; n < TILES; n++) {
+                if (n >= n_begin && n < n_end) {
+                    const uint4 weights = weight_words<TILES>()[(step * TILES + n) * 32 + lane];
+                    kvs_mma(sums[m][n], high, weights.x, weights.y);
+                    kvs_mma(sums[m][n], high, weights.z, weights.w);
+                    if (!v_traits::is_float) {
+                        kvs_mma(sums[m][n], low, weights.x, weights.y);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/* One row at a time: each takes the columns of its queries from products that end where it sees no more. */
+template <kvs_u32 TILES>
+__device__ inline void gather_rows(const tile_view *tile, const kvs_u8 *v, const kvs_u32 *n_visible, float (*sums)[TILES][4])
+{
+    const kvs_u32 t = threadIdx.x % 4;
+#pragma unroll 1
+    for (kvs_u32 begin = 0, end; begin < tile->n; begin = end) {
+        end = begin + tile->group - (tile->first + begin) % tile->group;
+        end = end < tile->n ? end : tile->n;
+        float of_row[2][TILES][4] = {};
+        gather_values<TILES, false>(v, n_visible[begin], begin / 8, (end + 7) / 8, of_row);
+#pragma unroll
+        for (kvs_u32 i = 0; i < 8 * TILES; i++) {
+            const kvs_u32 m = i / (4 * TILES), n = i / 4 % TILES, j = i % 4, query = 8 * n + 2 * t + j % 2;
+            sums[m][n][j] = query >= begin && query < end ? of_row[m][n][j] : sums[m][n][j];
+        }
+    }
+}
+
+/* Runs of tokens beyond the first lay down their sums. */
+template <kvs_u32 TILES> __device__ inline void hand_over_sums(float (*sums)[TILES][4])
+{
+    const kvs_u32 warp = threadIdx.x / 32, split = warp / V_BLOCKS;
+    if (V_SPLITS > 1 && split > 0 && split < V_SPLITS) {
+        float *to = split_sums<TILES>(split, warp % V_BLOCKS) + threadIdx.x % 32;
+#pragma unroll
+        for (kvs_u32 i = 0; i < 8 * TILES; i++) {
+            to[i * 32] = sums[i / (4 * TILES)][i / 4 % TILES][i % 4];
+        }
+    }
+}
+
+/* The first run adds those of the others in order, and the page joins what was there. */
+template <kvs_u32 TILES>
+__device__ inline void fold_sums(const shared_state<TILES> *s, float (*sums)[TILES][4], float (*so_far)[TILES][4])
+{
+    const kvs_u32 warp = threadIdx.x / 32, t = threadIdx.x % 4;
+    if (warp >= V_BLOCKS) {
+        return;
+    }
+#pragma unroll
+    for (kvs_u32 i = 0; i < 8 * TILES; i++) {
+        const kvs_u32 m = i / (4 * TILES), n = i / 4 % TILES, j = i % 4;
+        float sum = sums[m][n][j];
+        for (kvs_u32 split = 1; split < V_SPLITS; split++) {
+            sum += split_sums<TILES>(split, warp)[i * 32 + threadIdx.x % 32];
+        }
+        so_far[m][n][j] = fold_value(&s->factors[8 * n + 2 * t + j % 2], so_far[m][n][j], sum);
+    }
+}
+
+/* Between a region of parts and the running state of the tile. */
+template <kvs_u32 TILES, bool IS_STORE>
+__device__ inline void move_running(const kvs_attend_params *p, const tile_view *tile, float *region, running *mine,
+                                    float (*so_far)[TILES][4])
+{
+    const kvs_u32 warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    if (threadIdx.x < tile->n) {
+        float *head = part_of(p, tile, threadIdx.x, region);
+        if (IS_STORE) {
+            head[0] = mine->m;
+            head[1] = mine->s;
+        } else {
+            mine->m = head[0];
+            mine->s = head[1];
+        }
+    }
+    if (warp >= V_BLOCKS) {
+        return;
+    }
+#pragma unroll
+    for (kvs_u32 i = 0; i < 2 * TILES; i++) {
+        const kvs_u32 n = i / 2, e = i % 2, query = 8 * n + 2 * t + e;
+        if (query < tile->n) {
+            float4 *at = (float4 *)(part_of(p, tile, query, region) + PART_HEAD + warp * 32 + 4 * g);
+            if (IS_STORE) {
+                const float4 four = {so_far[0][n][e], so_far[0][n][2 + e], so_far[1][n][e], so_far[1][n][2 + e]};
+                *at = four;
+            } else {
+                const float4 four = *at;
+                so_far[0][n][e] = four.x, so_far[0][n][2 + e] = four.y;
+                so_far[1][n][e] = four.z, so_far[1][n][2 + e] = four.w;
+            }
+        }
+    }
+}
+
+template <kvs_u32 TILES>
+__device__ inline void attend_page(const kvs_attend_params *p, const tile_view *tile, kvs_u32 page, shared_state<TILES> *s,
+                                   running *mine, float (*so_far)[TILES][4])
+{
+    const kvs_u32 *n_visible = s->n_visible[page % 2];
+    const kvs_u32 n_tokens = n_visible[tile->n - 1];
+    const kvs_u8 *head = head_of_page(p, tile, page);
+    const bool is_whole = n_visible[0] == KVS_PAGE_TOKENS;
+    {
+        float scores[2][TILES][4] = {};
+        if (threadIdx.x / 32 * 32 < n_tokens) {
+            score_tokens(tile, head, s, scores);
+        }
+        find_maxima(tile, n_visible, s, scores);
+        __syncthreads();
+        weigh_tokens(tile, n_visible, s, scores);
+    }
+    __syncthreads();
+    fold_heads(tile, n_visible, s, mine);
+    note_visible(p, tile, page + 1, s);
+    float sums[2][TILES][4] = {};
+    if (threadIdx.x / 32 < V_SPLITS * V_BLOCKS) {
+        if (is_whole) {
+            gather_values<TILES, true>(head + k_side::bytes, KVS_PAGE_TOKENS, 0, (tile->n + 7) / 8, sums);
+        } else {
+            gather_rows(tile, head + k_side::bytes, n_visible, sums);
+        }
+    }
+    hand_over_sums<TILES>(sums);
+    __syncthreads();
+    fold_sums(s, sums, so_far);
+}
+
+template <kvs_u32 TILES> __device__ inline void attend_leaf(const kvs_attend_params *p)
+{
+    __shared__ shared_state<TILES> s;
+    const tile_view tile = tile_of(p, 8 * TILES);
+    const page_run pages = pages_of_slot(p, blockIdx.z);
+    running mine = {0.0f, 0.0f};
+    float so_far[2][TILES][4] = {};
+    if (pages.is_continued) {
+        move_running<TILES, false>(p, &tile, (float *)p->groups, &mine, so_far);
+    }
+    load_queries(p, &tile, &s);
+    note_visible(p, &tile, pages.begin, &s);
+    __syncthreads();
+    for (kvs_u32 page = pages.begin; page < pages.end && s.n_visible[page % 2][tile.n - 1] != 0; page++) {
+        attend_page(p, &tile, page, &s, &mine, so_far);
+    }
+    move_running<TILES, true>(p, &tile, region_of_slot(p, blockIdx.z), &mine, so_far);
+}
+
+extern "C" __global__ void __launch_bounds__(N_THREADS, 2) attend_leaf_8(const kvs_attend_params p)
+{
+    attend_leaf<1>(&p);
+}
+
+extern "C" __global__ void __launch_bounds__(N_THREADS, 2) attend_leaf_16(const kvs_attend_params p)
+{
+    attend_leaf<2>(&p);
+}
+
+extern "C" __global__ void __launch_bounds__(N_THREADS, 1) attend_leaf_32(const kvs_attend_params p)
+{
+    attend_leaf<4>(&p);
+}
+
+__device__ inline kvs_u32 value_of_element(kvs_u32 element)
+{
+    return element;
+}
+
+#include "attend_fold.cuh"
