@@ -1,7 +1,7 @@
 /* act_quantize.cu: rows of activations, normed if so wished, as 8-bit codes with one scale to 32 values.
  *
  * Kernel act_quantize(kvs_act_params). No macros.
- * Grid: n_slots. Block: 1024. No dynamic shared memory. Architecture: 75.
+ * Grid: (n_slots, values / 1024 rounded up); each block of a row forms its norm anew. Block: 1024. No dynamic shared memory. Architecture: 75.
  * Order: the sum of squares is one chain of fused multiply-adds a thread, k rising by 1024, then the tree of kvs_warp_sum, then
  * warps in order. Scale: largest magnitude / 127; code: round to nearest even (x * (127 / largest)); a group below 1e-30 counts
  * as zeros; one with a value that is no number has a NaN for its scale.
@@ -74,16 +74,18 @@ extern "C" __global__ void __launch_bounds__(THREADS) act_quantize(const kvs_act
     const float factor = norm != 0 ? norm_factor(p, x) : 1.0f;
     unsigned char *tile = (unsigned char *)p.records +
                           (unsigned long long)(slot / KVS_ACT_TILE) * p.n_groups * KVS_ACT_RECORD_BYTES;
-    for (unsigned int i = threadIdx.x; i < p.n_groups * 32; i += THREADS) {
-        float value = i < p.k ? x[i] : 0.0f;
-        if (norm != 0 && i < p.k) {
-            value = __fmul_rn(__fmul_rn(value, factor), norm[i]);
-        }
-        if (p.normed != 0 && i < p.k) {
-            normed[i] = value;
-        }
-        if (p.records != 0) {
-            quantize_group(value, slot % KVS_ACT_TILE, tile + (unsigned long long)(i / 32) * KVS_ACT_RECORD_BYTES);
-        }
+    const unsigned int i = blockIdx.y * THREADS + threadIdx.x;
+    if (i >= p.n_groups * 32) {
+        return;
+    }
+    float value = i < p.k ? x[i] : 0.0f;
+    if (norm != 0 && i < p.k) {
+        value = __fmul_rn(__fmul_rn(value, factor), norm[i]);
+    }
+    if (p.normed != 0 && i < p.k) {
+        normed[i] = value;
+    }
+    if (p.records != 0) {
+        quantize_group(value, slot % KVS_ACT_TILE, tile + (unsigned long long)(i / 32) * KVS_ACT_RECORD_BYTES);
     }
 }

@@ -106,13 +106,29 @@ def test_matmul_is_near_float64_and_rows_do_not_depend_on_their_company(rig: Wei
 @pytest.mark.parametrize("kind", [T.Q4_0, T.Q6_K, T.IQ4_NL, T.BF16], ids=lambda kind: kind.name)
 def test_matmul_of_many_rows_equals_single_ones(rig: WeightRig, kind: GgmlType) -> None:
     rng = np.random.default_rng(5)
-    k, n, n_rows = (256, 16, 70) if is_small(rig.engine) else (1024, 48, 300)
+    k, n, n_rows = (256, 16, 130) if is_small(rig.engine) else (1024, 48, 300)
     weight = rig.weight(kind, k, n, rng)
     x = rng.standard_normal((n_rows, k), np.float32)
     (out,) = rig.matmul([weight], x)
     for row in (0, 63, 64, n_rows - 1):
         (alone,) = rig.matmul([weight], x[row : row + 1])
         assert alone.tobytes() == out[row : row + 1].tobytes(), row
+
+
+def test_many_rows_through_parts_and_swiglu_equal_single_ones(rig: WeightRig) -> None:
+    rng = np.random.default_rng(37)
+    k, n_rows = (256, 128) if is_small(rig.engine) else (1536, 700)
+    parts = [rig.weight(T.Q4_K, k, 150, rng), rig.weight(T.Q5_1, k, 7, rng), rig.weight(T.IQ2_S, k, 33, rng)]
+    scales = np.array([0.25, -3.0], np.float32)
+    pair = [rig.weight(T.Q6_K, k, 40, rng, scales), rig.weight(T.NVFP4, k, 40, rng)]
+    x = rng.standard_normal((n_rows, k), np.float32)
+    outs = rig.matmul(parts, x)
+    (gated,) = rig.matmul(pair, x, epilogue=SWIGLU)
+    for row in (0, 65, n_rows - 1):
+        for out, alone in zip(outs, rig.matmul(parts, x[row : row + 1]), strict=True):
+            assert alone.tobytes() == out[row : row + 1].tobytes(), row
+        (alone,) = rig.matmul(pair, x[row : row + 1], epilogue=SWIGLU)
+        assert alone.tobytes() == gated[row : row + 1].tobytes(), row
 
 
 @pytest.mark.parametrize("kind", [T.F32, T.F16, T.BF16], ids=lambda kind: kind.name)

@@ -37,6 +37,7 @@ GROUP: Final = 32
 _STRUCTS = {
     "act_quantize": "kvs_act_params",
     "matmul": "kvs_matmul_params",
+    "matmul_wide": "kvs_matmul_params",
     "matmul_float": "kvs_matmul_float_params",
     "embed": "kvs_embed_params",
     "experts": "kvs_experts_params",
@@ -152,7 +153,8 @@ def seen_by(kind: GgmlType, x: Doubles | Floats) -> Doubles:
 
 
 def silu(x: Doubles) -> Doubles:
-    return x / (1 + np.exp(-x))
+    with np.errstate(over="ignore"):  # to the left the quotient is 0
+        return x / (1 + np.exp(-x))
 
 
 class WeightRig:

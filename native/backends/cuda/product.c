@@ -12,6 +12,8 @@
 #define FLOAT_COLUMNS 4u /* to a block */
 #define GLU_THREADS 256u
 #define MAX_TILES 8u     /* of rows, to a block */
+#define WIDE_ROWS 128u   /* from here on blocks take several panels */
+#define WIDE_PANELS 8u
 
 uint64_t kvs_cuda_act_groups(uint64_t k)
 {
@@ -40,8 +42,9 @@ bool kvs_cuda_reserve(uint64_t *end, uint64_t n, uint64_t item_bytes, uint64_t *
 kvs_status kvs_cuda_quantize(kvs_cuda_launcher *launcher, const kvs_act_params *params)
 {
     static const kvs_cuda_key key = {.source = "act_quantize", .kernel = "act_quantize"};
-    return kvs_cuda_launch(launcher, &key, (kvs_cuda_dim){params->n_slots, 1, 1}, (kvs_cuda_dim){QUANTIZE_THREADS, 1, 1}, 0,
-                           params, sizeof *params);
+    const uint64_t n_values = (uint64_t)params->n_groups * KVS_FORM_GROUP_VALUES;
+    const kvs_cuda_dim grid = {params->n_slots, (uint32_t)kvs_div_up(n_values, QUANTIZE_THREADS), 1};
+    return kvs_cuda_launch(launcher, &key, grid, (kvs_cuda_dim){QUANTIZE_THREADS, 1, 1}, 0, params, sizeof *params);
 }
 
 static uint32_t scale_run(const kvs_cuda_factor *part)
@@ -49,14 +52,22 @@ static uint32_t scale_run(const kvs_cuda_factor *part)
     return part->n_scales == 0 ? 1 : (uint32_t)(part->n / part->n_scales);
 }
 
-/* Fewest tiles of 8 rows to a block that hold all rows, at most 8. */
-static uint32_t block_tiles(const kvs_cuda_product *product)
+/* How a launch is cut. Every way gives a row the same bits. */
+typedef struct cut {
+    bool is_wide;
+    uint32_t tiles;  /* of 8 rows, to a block */
+    uint32_t panels; /* to a block */
+} cut;
+
+static cut cut_of(const kvs_cuda_product *product)
 {
-    uint32_t tiles = 1;
-    while (product->tile_experts == 0 && tiles < MAX_TILES && tiles * KVS_ACT_TILE < product->n_rows) {
-        tiles *= 2;
+    const bool has_experts = product->tile_experts != 0;
+    cut made = {.is_wide = !has_experts && product->n_rows >= WIDE_ROWS, .tiles = 1, .panels = 1};
+    while (!has_experts && made.tiles < MAX_TILES && made.tiles * KVS_ACT_TILE < product->n_rows) {
+        made.tiles *= 2;
     }
-    return tiles;
+    made.panels = made.is_wide ? WIDE_PANELS : 1;
+    return made;
 }
 
 static kvs_matmul_part_params part_params(const kvs_cuda_factor *part)
@@ -70,25 +81,39 @@ static kvs_matmul_part_params part_params(const kvs_cuda_factor *part)
                                     .scale_run = scale_run(part)};
 }
 
+static kvs_cuda_key quantized_key(const kvs_cuda_product *product, const cut *how, const int types[KVS_MATMUL_MAX_PARTS])
+{
+    const kvs_cuda_macro t0 = {"KVS_T0", types[0]}, t1 = {"KVS_T1", types[1]}, t2 = {"KVS_T2", types[2]};
+    const kvs_cuda_macro swiglu = {"KVS_SWIGLU", product->epilogue == KVS_STORE_SWIGLU};
+    if (how->is_wide) {
+        return (kvs_cuda_key){.source = "matmul_wide", .kernel = "matmul_wide", .n_macros = 4, .macros = {t0, t1, t2, swiglu}};
+    }
+    return (kvs_cuda_key){
+        .source = "matmul",
+        .kernel = "matmul",
+        .n_macros = 6,
+        .macros = {t0, t1, t2, swiglu, {"KVS_TILES", (int32_t)how->tiles}, {"KVS_EXPERTS", product->tile_experts != 0}}};
+}
+
 /* The quantized parts of a product; with swiglu both are. */
 static kvs_status run_quantized(kvs_cuda_launcher *launcher, const kvs_cuda_product *product)
 {
     const bool is_swiglu = product->epilogue == KVS_STORE_SWIGLU;
-    const uint32_t tiles = block_tiles(product);
+    const cut how = cut_of(product);
     int types[KVS_MATMUL_MAX_PARTS];
     kvs_matmul_params params = {.records = product->records,
                                 .tile_experts = product->tile_experts,
                                 .n_tiles_used = product->n_tiles_used,
                                 .n_rows = product->n_rows,
                                 .n_groups = (uint32_t)kvs_cuda_act_groups(product->k),
-                                .n_row_tiles = (uint32_t)kvs_div_up(product->n_rows, (uint64_t)tiles * KVS_ACT_TILE),
+                                .n_row_tiles = (uint32_t)kvs_div_up(product->n_rows, (uint64_t)how.tiles * KVS_ACT_TILE),
                                 .epilogue = product->epilogue};
-    uint64_t n_panels = 0;
+    uint64_t n_blocks = 0;
     for (uint32_t i = 0; i < product->n_parts; i++) {
         if (!kvs_form_is_float(product->part[i].type)) {
             types[params.n_parts] = product->part[i].type;
             params.part[params.n_parts] = part_params(&product->part[i]);
-            n_panels += is_swiglu && i != 0 ? 0 : params.part[params.n_parts].n_panels;
+            n_blocks += is_swiglu && i != 0 ? 0 : kvs_div_up(params.part[params.n_parts].n_panels, how.panels);
             params.n_parts++;
         }
     }
@@ -98,21 +123,14 @@ static kvs_status run_quantized(kvs_cuda_launcher *launcher, const kvs_cuda_prod
     for (uint32_t i = params.n_parts; i < KVS_MATMUL_MAX_PARTS; i++) {
         types[i] = types[0];
     }
-    if (n_panels * params.n_row_tiles > INT32_MAX) {
+    n_blocks *= params.n_row_tiles;
+    if (n_blocks > INT32_MAX) {
         return kvs_fail(launcher->device, KVS_EUNSUPPORTED, "a matmul of %u rows by %llu output values is too large",
-                        product->n_rows, (kvs_ull)(n_panels * KVS_FORM_ROWS));
+                        product->n_rows, (kvs_ull)product->part[0].n);
     }
-    const kvs_cuda_key key = {.source = "matmul",
-                              .kernel = "matmul",
-                              .n_macros = 6,
-                              .macros = {{"KVS_T0", types[0]},
-                                         {"KVS_T1", types[1]},
-                                         {"KVS_T2", types[2]},
-                                         {"KVS_TILES", (int32_t)tiles},
-                                         {"KVS_SWIGLU", is_swiglu},
-                                         {"KVS_EXPERTS", product->tile_experts != 0}}};
-    return kvs_cuda_launch(launcher, &key, (kvs_cuda_dim){(uint32_t)n_panels * params.n_row_tiles, 1, 1},
-                           (kvs_cuda_dim){MATMUL_THREADS, 1, 1}, 0, &params, sizeof params);
+    const kvs_cuda_key key = quantized_key(product, &how, types);
+    return kvs_cuda_launch(launcher, &key, (kvs_cuda_dim){(uint32_t)n_blocks, 1, 1}, (kvs_cuda_dim){MATMUL_THREADS, 1, 1}, 0,
+                           &params, sizeof params);
 }
 
 static kvs_status run_float(kvs_cuda_launcher *launcher, const kvs_cuda_product *product, const kvs_cuda_factor *part)
