@@ -33,6 +33,11 @@ _BOUND_BYTES = 64 << 20
 _FEWEST_BOUND = 1024
 
 
+def hidden_bound(n_embd: int) -> int:
+    """Hidden rows of a sequence that are kept while the head does not draft."""
+    return max(_BOUND_BYTES // (4 * n_embd), _FEWEST_BOUND)
+
+
 class HeadBlueprint:
     """The head's tapes: one pass of a single row that drafts, and wide ones that only write keys and values."""
 
@@ -59,7 +64,7 @@ class HeadBlueprint:
     @property
     def bound(self) -> int:
         """Hidden rows of a sequence that are kept while the head does not draft."""
-        return max(_BOUND_BYTES // (4 * self.n_embd), _FEWEST_BOUND)
+        return hidden_bound(self.n_embd)
 
     def host_bytes(self, ctx_tokens: int, page_tokens: int) -> int:
         """History of the full context, and hidden rows with the array that they move to."""

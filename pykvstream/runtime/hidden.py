@@ -131,7 +131,15 @@ class HeadContext:
         """A state of the trunk is kept: the head goes on from there too."""
         row = self.hidden.at(n_tokens - 1)
         if row is not None:
-            self._kept[n_tokens] = row.copy()
+            self.keep_row(n_tokens, row)
+
+    def keep_row(self, n_tokens: int, row: Rows) -> None:
+        """The hidden row of the last of the first tokens."""
+        self._kept[n_tokens] = row.copy()
+
+    def kept_row(self, n_tokens: int) -> Rows | None:
+        """What was kept for a position."""
+        return self._kept.get(n_tokens)
 
     def forget(self, beyond: int) -> None:
         """Tokens beyond a position are others now."""

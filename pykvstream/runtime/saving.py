@@ -3,8 +3,8 @@
 Sections: ``setting`` says of what model and cache the history is and how long it is; ``tokens``, pending ones too, as
 uint32; ``messages``, as JSON; ``state``, the image of the
 recurrent state, empty without one; ``kept``, the newest earlier one, from which a chunk that a prompt has begun is
-taken as a whole; ``pages``, whole records, page by page and in each the layers in order. Rows behind the last token
-are zeros, whatever stood there.
+taken as a whole; ``pages``, whole records, page by page and in each the layers in order; ``head``, what the MTP head
+knows. Rows behind the last token are zeros, whatever stood there.
 Holds: ``Saved``, ``save_context``, ``load_context``. Nothing that exists is touched by a file that is refused.
 """
 
@@ -24,6 +24,8 @@ from pykvstream.errors import Busy, FormatError, InvalidArgument
 from pykvstream.gguf import GgmlType, GgufFile
 from pykvstream.runtime.context import Context
 from pykvstream.runtime.layout import pages_of, require_int
+from pykvstream.runtime.saving_head import NAME as HEAD_SECTION
+from pykvstream.runtime.saving_head import head_section, load_head
 from pykvstream.runtime.session_file import SectionReader, write_sections
 from pykvstream.runtime.target import Target
 from pykvstream.text.transcript import Transcript
@@ -108,6 +110,7 @@ def save_context(path: str | os.PathLike[str], target: Target, context: Context,
             "state": state,
             "kept": [target.kept_image(context, kept).data] if kept else [],
             "pages": _records(context.seq, n_cached),
+            HEAD_SECTION: head_section(target, context, kept),
         },
         target.before_file,
     )
@@ -293,6 +296,7 @@ def _load_history(file: SectionReader, target: Target, context: Context, n_cache
         context.seq.write_page(layer, page, record, min(n_cached - page * PAGE_TOKENS, PAGE_TOKENS))
     if len(_load_state(file, "state", context, n_cached)) and context.state is not None:
         context.state.attach(context.seq)
+    load_head(file, target, context, n_cached)
 
 
 def _load_state(file: SectionReader, name: str, context: Context, n_tokens: int) -> Bytes:

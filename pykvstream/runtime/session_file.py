@@ -30,8 +30,8 @@ Bytes = NDArray[np.uint8]
 Gate = Callable[[], None]
 """Called before each access to the file; what it raises stands for the system's refusal."""
 
-VERSION: Final = 1
-SECTIONS: Final = ("setting", "tokens", "messages", "state", "kept", "pages")
+VERSION: Final = 2
+SECTIONS: Final = ("setting", "tokens", "messages", "state", "kept", "pages", "head")
 _MAGIC: Final = b"KVSSAVED"
 _DIGEST_BYTES: Final = 16
 _HEAD: Final = struct.Struct("<8sIIQ")

@@ -1,6 +1,6 @@
 """What drafting brings: tokens per second with each drafter over those without, on a text that repeats itself.
 
-    python tests/bench/drafting.py [--model demo] [--tokens 160] [--rounds 3] [--threads 2]
+    python tests/bench/drafting.py [--model demo] [--mtp] [--tokens 160] [--rounds 3] [--threads 2]
 
 Three tasks: a text that is copied with one word changed, the same at temperature 0.7, and a text that does not repeat
 itself. In each round every drafter and plain decoding run in turn, so that what disturbs the machine disturbs all
@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 from pykvstream import Model, NgramSize, Phase, SamplingParams, Session, SpeculationParams
-from pykvstream.speculation import DRAFTERS, ModSize
+from pykvstream.speculation import DRAFTERS, HEAD_DRAFTER, ModSize
 
 TEXT = Path(__file__).resolve().parents[2] / "tools/demo_text.txt"
 SIZES = {
@@ -71,12 +71,16 @@ def row_seconds(model: Model, n_rows: int, prompt: str) -> float:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="demo")
+    parser.add_argument("--mtp", action="store_true", help="also by the MTP head of the model")
     parser.add_argument("--tokens", type=int, default=160)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
-    kinds = ((), *((name,) for name in DRAFTERS), DRAFTERS)
-    with Model.open(options.model, ctx_size=2048, threads=options.threads, ubatch_size=64) as model:
+    names = (*DRAFTERS, HEAD_DRAFTER) if options.mtp else DRAFTERS
+    kinds = ((), *((name,) for name in names), names)
+    with Model.open(
+        options.model, ctx_size=2048, threads=options.threads, ubatch_size=64, mtp=options.mtp
+    ) as model:
         print(f"{options.model}, {options.threads} threads, {options.tokens} tokens, median of {options.rounds} rounds")
         for task, (prompt, params) in tasks().items():
             widths = " ".join(f"{n}: {row_seconds(model, n, prompt) * 1e3:.1f} ms" for n in (1, 4, 8, 17))

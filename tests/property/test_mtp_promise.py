@@ -7,7 +7,7 @@ Units: ``room``: share of the arena between the smallest and that in which nothi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +18,7 @@ from pykvstream.core.tape import CancelFlag
 from pykvstream.errors import FormatError, InvalidArgument, KvStreamError, Unsupported
 from pykvstream.runtime.mtp_drafter import top_probability
 from pykvstream.runtime.saving import _records
+from pykvstream.runtime.session_file import SECTIONS, SectionReader, write_sections
 from pykvstream.runtime.target import Phase
 from pykvstream.speculation import HEAD_DRAFTER
 from tests.property.test_drafting_promise import CHAINS, GREEDY, HOT, PROMPT, SHAPE, WARM, Said, listen
@@ -192,6 +193,51 @@ def test_a_fork_drafts_on_its_own(model: Model) -> None:
                 plain.forward(list(other.tokens))
             assert listen(parent, " More.", 25, WARM, speculation(), ignore_eos=True).tokens != ()
             assert alike.conversation[: len(other.tokens)] == other.tokens
+    model.check_integrity()
+
+
+@pytest.mark.parametrize("n_drafted", [0, 30])
+def test_a_saved_conversation_brings_along_what_the_head_knows(
+    model: Model, path: Path, n_drafted: int, tmp_path: Path
+) -> None:
+    where = tmp_path / "session"
+    with model.session(seed=3) as session:
+        listen(session, PROMPT, n_drafted, WARM, speculation(), ignore_eos=True)
+        session.truncate(len(session.tokens))
+        session.save(where)
+        with model.load_session(where) as loaded:
+            assert rows_of(loaded) == rows_of(session)
+            assert drafts_of(loaded) == drafts_of(session)
+            again = [(5 * i + 1) % 250 for i in range(70)]
+            assert loaded.forward(again).tobytes() == session.forward(again).tobytes()
+            assert rows_of(loaded) == rows_of(session)
+    with Model.open(path, threads=1, ubatch_size=64, ctx_size=CTX) as bare, bare.load_session(where) as loaded:
+        loaded.save(where)
+    with model.load_session(where) as loaded:
+        loaded.forward([1, 2])
+        assert len(drafts_of(loaded, 3)) == 3, "a head that finds nothing begins here"
+
+
+@pytest.mark.parametrize(
+    "forge",
+    [
+        lambda part: part[:-1],
+        lambda part: part[:63],
+        lambda part: part + bytes(4),
+        *(lambda part, i=i: part[: 8 * i] + b"\xff" * 8 + part[8 * i + 8 :] for i in range(8)),
+    ],
+)
+def test_a_forged_section_of_the_head_is_refused(model: Model, tmp_path: Path, forge: Callable[[bytes], bytes]) -> None:
+    where = tmp_path / "session"
+    with model.session(seed=3) as session:
+        listen(session, PROMPT, 10, WARM, speculation(), ignore_eos=True)
+        session.save(where)
+    with SectionReader(where, lambda: None) as file:
+        parts = {name: file.read(name).tobytes() for name in SECTIONS}
+    forged = {name: [part if name != "head" else forge(part)] for name, part in parts.items()}
+    write_sections(where, forged, lambda: None)
+    with pytest.raises(FormatError, match=": head: "):
+        model.load_session(where)
     model.check_integrity()
 
 
