@@ -5,6 +5,8 @@
 
 #include <string.h>
 
+/* Everything below is written once for a constant type and inlined. */
+#define INLINE static inline __attribute__((always_inline))
 #define FLOAT_ROW_VALUES 8u /* rows begin at 16 bytes, so that a lane may load as many */
 #define LANE_BYTES 16u      /* of codes at a time */
 #define VECTOR_BYTES 512u   /* a warp's */
@@ -62,14 +64,14 @@ typedef struct place {
 } place;
 
 /* Two bits of four codes for bits 2 * reg of four bytes. */
-static void place_crumbs(uint8_t *to, const uint8_t *codes, uint32_t shift, uint32_t reg)
+INLINE void place_crumbs(uint8_t *to, const uint8_t *codes, uint32_t shift, uint32_t reg)
 {
     for (uint32_t b = 0; b < 4; b++) {
         to[b] |= (uint8_t)((codes[b] >> shift & 3u) << (2 * reg));
     }
 }
 
-static void place_low_codes(const place *p, uint32_t group, uint32_t lane, const uint8_t *low, const uint8_t *high)
+INLINE void place_low_codes(const place *p, uint32_t group, uint32_t lane, const uint8_t *low, const uint8_t *high)
 {
     const uint32_t bits = (uint32_t)kvs_form_code_bits(p->type);
     const uint32_t vector_groups = LANE_BYTES / (2 * bits);
@@ -91,7 +93,7 @@ static void place_low_codes(const place *p, uint32_t group, uint32_t lane, const
     }
 }
 
-static void place_high_codes(const place *p, uint32_t group, uint32_t lane, const uint8_t *low, const uint8_t *high)
+INLINE void place_high_codes(const place *p, uint32_t group, uint32_t lane, const uint8_t *low, const uint8_t *high)
 {
     const uint32_t code_bits = (uint32_t)kvs_form_code_bits(p->type);
     uint8_t *plane = p->unit + kvs_form_high_at(p->type);
@@ -108,7 +110,7 @@ static void place_high_codes(const place *p, uint32_t group, uint32_t lane, cons
     }
 }
 
-static void place_shared_bits(const place *p, uint32_t group, const uint8_t *codes)
+INLINE void place_shared_bits(const place *p, uint32_t group, const uint8_t *codes)
 {
     uint8_t *to = p->unit + kvs_form_high_at(p->type) + (2 * p->row + p->is_high) * 4 + group / 2;
     for (uint32_t octet = 0; octet < 4; octet++) {
@@ -116,7 +118,7 @@ static void place_shared_bits(const place *p, uint32_t group, const uint8_t *cod
     }
 }
 
-static void place_group(const place *p, uint32_t group, const uint8_t *codes)
+INLINE void place_group(const place *p, uint32_t group, const uint8_t *codes)
 {
     for (uint32_t t = 0; t < 4; t++) {
         place_low_codes(p, group, 4 * p->row + t, codes + 4 * t, codes + 16 + 4 * t);
@@ -128,7 +130,7 @@ static void place_group(const place *p, uint32_t group, const uint8_t *codes)
 }
 
 /* Scales and minima of a block whose first group is `group` of the unit. */
-static void place_scales(const place *p, uint32_t group, uint32_t block_groups, const kvs_block *block)
+INLINE void place_scales(const place *p, uint32_t group, uint32_t block_groups, const kvs_block *block)
 {
     const uint32_t row = 2 * p->row + p->is_high;
     const uint32_t n_halves = kvs_form_halves(p->type), n_subs = kvs_form_subs(p->type);
@@ -149,18 +151,17 @@ static void place_scales(const place *p, uint32_t group, uint32_t block_groups, 
     }
 }
 
-static void form_panel_row(const kvs_cuda_weight_shape *shape, const uint8_t *row, uint32_t lane_row, uint8_t *panel)
+/* One row of a panel from its blocks, of block_bytes and block_groups * 32 values. */
+INLINE void form_row(int type, uint64_t n_blocks, uint32_t block_bytes, uint32_t block_groups, const uint8_t *row,
+                     uint32_t lane_row, uint8_t *panel)
 {
-    uint32_t block_values = 0, block_bytes = 0;
-    (void)kvs_type_block(shape->type, &block_values, &block_bytes);
-    const uint32_t block_groups = block_values / KVS_GROUP;
-    const uint32_t unit_groups = kvs_form_unit_groups(shape->type);
-    const uint64_t unit_bytes = kvs_form_unit_bytes(shape->type);
-    for (uint64_t b = 0; b < shape->k / block_values; b++) {
+    const uint32_t unit_groups = kvs_form_unit_groups(type);
+    const uint64_t unit_bytes = kvs_form_unit_bytes(type);
+    for (uint64_t b = 0; b < n_blocks; b++) {
         kvs_block block;
-        kvs_block_split(shape->type, row + b * block_bytes, &block);
+        kvs_block_split(type, row + b * block_bytes, &block);
         const uint64_t first = b * block_groups;
-        const place p = {.type = shape->type,
+        const place p = {.type = type,
                          .row = lane_row % 8,
                          .is_high = lane_row / 8,
                          .unit = panel + first / unit_groups * unit_bytes};
@@ -169,6 +170,44 @@ static void form_panel_row(const kvs_cuda_weight_shape *shape, const uint8_t *ro
             place_group(&p, group + g, block.codes + g * KVS_GROUP);
         }
         place_scales(&p, group, block_groups, &block);
+    }
+}
+
+#define FORM_CASE(name)                                                                                                \
+    case KVS_TYPE_##name:                                                                                              \
+        form_row(KVS_TYPE_##name, n_blocks, block_bytes, block_groups, row, lane_row, panel);                          \
+        break;
+
+static void form_panel_row(const kvs_cuda_weight_shape *shape, const uint8_t *row, uint32_t lane_row, uint8_t *panel)
+{
+    uint32_t block_values = 0, block_bytes = 0;
+    (void)kvs_type_block(shape->type, &block_values, &block_bytes);
+    const uint64_t n_blocks = shape->k / block_values;
+    const uint32_t block_groups = block_values / KVS_GROUP;
+    switch (shape->type) {
+        FORM_CASE(Q4_0)
+        FORM_CASE(Q4_1)
+        FORM_CASE(Q5_0)
+        FORM_CASE(Q5_1)
+        FORM_CASE(Q8_0)
+        FORM_CASE(Q2_K)
+        FORM_CASE(Q3_K)
+        FORM_CASE(Q4_K)
+        FORM_CASE(Q5_K)
+        FORM_CASE(Q6_K)
+        FORM_CASE(IQ2_XXS)
+        FORM_CASE(IQ2_XS)
+        FORM_CASE(IQ3_XXS)
+        FORM_CASE(IQ1_S)
+        FORM_CASE(IQ4_NL)
+        FORM_CASE(IQ3_S)
+        FORM_CASE(IQ2_S)
+        FORM_CASE(IQ4_XS)
+        FORM_CASE(IQ1_M)
+        FORM_CASE(MXFP4)
+    default:
+        form_row(KVS_TYPE_NVFP4, n_blocks, block_bytes, block_groups, row, lane_row, panel);
+        break;
     }
 }
 
