@@ -12,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from pykvstream.engine import Model
+from pykvstream.engine import Model, Session
 from pykvstream.gguf import TYPES_BY_ID
+from pykvstream.runtime.layout import Placement
 from pykvstream.runtime.target import Phase
 from tests.models import write_random_model
 from tests.random_hybrid import Experts, HybridShape, write_random_hybrid
@@ -31,14 +32,18 @@ def prompt_of(n_vocab: int, n_tokens: int = PROMPT) -> list[int]:
     return [int(token) for token in rng.integers(0, n_vocab, n_tokens)]
 
 
-def decode(model: Model, n_tokens: int = PROMPT, n_steps: int = STEPS) -> Logits:
+def run(session: Session, n_vocab: int, n_tokens: int, n_steps: int) -> Logits:
     """Logits of a prompt's last row and of greedy steps behind it, ``[1 + n_steps, n_vocab]``."""
-    with model.session() as session:
-        rows = [session.forward(prompt_of(model.config.n_vocab, n_tokens)).copy().reshape(-1)]
-        for _ in range(n_steps):
-            row = session.forward([int(rows[-1].argmax())], phase=Phase.DECODE)
-            rows.append(row.copy().reshape(-1))
+    rows = [session.forward(prompt_of(n_vocab, n_tokens)).copy().reshape(-1)]
+    for _ in range(n_steps):
+        row = session.forward([int(rows[-1].argmax())], phase=Phase.DECODE)
+        rows.append(row.copy().reshape(-1))
     return np.stack(rows)
+
+
+def decode(model: Model, n_tokens: int = PROMPT, n_steps: int = STEPS) -> Logits:
+    with model.session() as session:
+        return run(session, model.config.n_vocab, n_tokens, n_steps)
 
 
 def digest(logits: Logits) -> str:
@@ -74,17 +79,30 @@ def model_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 
 def test_placement_changes_no_bit(card: str, model_path: str) -> None:
-    least = smallest_mib(card, model_path)
     with open_on(card, model_path) as model:
         resident = decode(model)
+        assert model.plan.phase("decode").is_fully_resident
     assert np.isfinite(resident).all() and resident.std() > 0.1
-    has_streamed = False
     for share in (1.0, 1.25, 1.6):
-        with open_on(card, model_path, least * share + 0.01) as model:
-            streamed = decode(model)
-            has_streamed |= model.plan.phase("decode").placement.ring_slots > 0
-        assert digest(streamed) == digest(resident), share
-    assert has_streamed
+        with open_on(card, model_path, smallest_mib(card, model_path) * share + 0.01) as model:
+            assert digest(decode(model)) == digest(resident), share
+
+
+@pytest.mark.parametrize("ring_slots", [1, 2, 5])
+def test_streaming_changes_no_bit(card: str, model_path: str, ring_slots: int) -> None:
+    """Of each layer all but the pages that a pass needs at least go through the ring, in both phases."""
+    with open_on(card, model_path) as model:
+        resident = decode(model)
+    with open_on(card, model_path) as model:
+        for phase in Phase:
+            layout = model.plan.phases[phase.value]
+            floors = (layout.pool.floor_pages,) * layout.pool.n_layers
+            model.place(phase, Placement(floors, ring_slots, layout.max_rows))
+        with model.session() as session:
+            streamed = run(session, model.config.n_vocab, PROMPT, STEPS)
+            assert session.stats.streamed_bytes > 0
+        model.check_integrity()
+    assert digest(streamed) == digest(resident)
 
 
 def test_width_changes_no_bit(card: str, model_path: str) -> None:
@@ -104,17 +122,21 @@ def test_repetition_changes_no_bit(card: str, model_path: str) -> None:
         assert digest(decode(model)) == digest(decode(model))
 
 
-def test_card_and_cpu_agree(card: str, model_path: str) -> None:
-    """Both quantize activations alike: a row differs by where float32 sums round, and by codes next to a boundary."""
+@pytest.mark.parametrize(("kind", "most"), [("f32", 0.01), ("q8_0", 0.02)])
+def test_card_and_cpu_agree(card: str, model_path: str, kind: str, most: float) -> None:
+    """Both quantize activations alike: a row differs by where float32 sums round, and by codes next to a boundary.
+
+    The tolerance is of the deviation of logits; codes of keys and values that fall on the other side add to it.
+    """
     results = []
     for device in ("cpu", card):
-        with open_on(device, model_path) as model, model.session() as session:
+        with open_on(device, model_path, cache_type_k=kind, cache_type_v=kind) as model, model.session() as session:
             tokens = prompt_of(model.config.n_vocab, 600)
             prompt = session.forward(tokens[:560], logits="all").copy()
             rows = session.forward(tokens[560:], phase=Phase.DECODE, logits="all").copy()
             results.append(np.concatenate([prompt, rows]))
     cpu, gpu = results
-    relative = float(np.sqrt(((cpu - gpu) ** 2).mean()) / cpu.std())
+    by_row = np.sqrt(((cpu - gpu) ** 2).mean(axis=1)) / cpu.std()
     same = float((cpu.argmax(axis=1) == gpu.argmax(axis=1)).mean())
-    print(f"rms of the difference / deviation {relative:.2e}, same greedy token {same:.4f}")
-    assert relative < 0.02 and same >= 0.98
+    print(f"{kind}: rows differ by {np.median(by_row):.2e} of the deviation, at most {by_row.max():.2e}; same {same:.4f}")
+    assert float(np.median(by_row)) < most and same >= 0.95
