@@ -1,5 +1,7 @@
-"""What is said where there is no driver, no usable card, or a driver whose calls fail: run against a library that stands in
-for the driver's and computes nothing. It is found by the loader, so each case is a process of its own.
+"""What is said where there is no driver, no usable card, or a driver whose calls fail.
+
+Run against a library that stands in for the driver's and computes nothing. The loader finds it, so each case is a
+process of its own.
 """
 
 from __future__ import annotations
@@ -93,9 +95,10 @@ def test_a_card_that_is_not_there_is_refused(fake: Path) -> None:
     assert run(OPEN.format(ordinal=3), fake).startswith("NotFound no device cuda:3: no CUDA device 3, the driver has 1")
 
 
-@pytest.mark.parametrize(
-    "call", ["cuInit", "cuDeviceGetCount", "cuDevicePrimaryCtxRetain", "cuStreamCreate", "cuEventCreate", "cuMemHostAlloc"]
-)
+FIRST_CALLS = ("cuInit", "cuDeviceGetCount", "cuDevicePrimaryCtxRetain", "cuStreamCreate", "cuEventCreate")
+
+
+@pytest.mark.parametrize("call", [*FIRST_CALLS, "cuMemHostAlloc"])
 def test_a_failing_call_is_named(fake: Path, call: str) -> None:
     text = run(OPEN.format(ordinal=0), fake, FAKE_CUDA_FAIL=f"{call} 1 999")
     assert f"{call}: CUDA_ERROR_FAKE (999), as was asked for" in text and "no device cuda:0" in text
