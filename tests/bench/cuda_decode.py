@@ -1,0 +1,111 @@
+"""Speed on a card: prompts, tokens and verify passes, resident and streamed, of layers as wide as those of a 27B model.
+
+    python -m tests.bench.cuda_decode [--layers 8] [--tokens 8192] [--steps 32] [--type Q4_K]
+
+The file is random: rows repeat, so that it is written in seconds. Each figure stands beside what it moves: weights,
+state and pages of a pass over its time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import numpy.typing as npt
+
+from pykvstream.engine import Model, Session
+from pykvstream.gguf import TYPES_BY_ID, GgmlType
+from pykvstream.runtime.layout import Placement
+from pykvstream.runtime.target import Phase
+from tests import models, random_hybrid
+from tests.random_hybrid import HybridShape, write_random_hybrid
+
+DIFFERENT_ROWS = 32
+
+
+def repeated_rows(
+    rng: np.random.Generator, shape: tuple[int, ...], kind: GgmlType, std: float
+) -> npt.NDArray[np.uint8]:
+    """A tensor whose rows repeat after ``DIFFERENT_ROWS``."""
+    n_rows = int(np.prod(shape[1:]))
+    few = models.random_tensor_bytes(rng, (shape[0], min(n_rows, DIFFERENT_ROWS)), kind, std)
+    rows = few.reshape(-1, kind.row_bytes(shape[0]))
+    return np.tile(rows, (-(-n_rows // len(rows)), 1))[:n_rows].reshape(-1)
+
+
+def write(path: Path, n_layers: int, weight_type: str) -> None:
+    kinds = {kind.name: kind for kind in TYPES_BY_ID.values()}
+    shape = HybridShape(
+        n_layers=n_layers, n_embd=5120, n_heads=24, n_kv_heads=4, head_dim=256, n_rot=64, sections=(11, 11, 10, 0),
+        n_key_heads=16, n_value_heads=48, state=128, n_ff=17408, n_vocab=65536, n_tokens=1024, ctx=262144,
+        is_tied=True, weight_type=kinds[weight_type],
+    )  # fmt: skip
+    with mock.patch.object(random_hybrid, "random_tensor_bytes", repeated_rows):
+        write_random_hybrid(path, shape)
+
+
+def time_steps(session: Session, width: int, n_steps: int) -> float:
+    """Seconds of a pass, the best quarter's mean: whatever else the machine does only adds."""
+    spent = []
+    for step in range(n_steps):
+        tokens = [(step * 7 + i) % 1000 for i in range(width)]
+        begin = time.perf_counter()
+        session.forward(tokens, phase=Phase.DECODE)
+        spent.append(time.perf_counter() - begin)
+    best = sorted(spent)[: max(1, n_steps // 4)]
+    return sum(best) / len(best)
+
+
+def report(name: str, seconds: float, width: int, n_bytes: int) -> None:
+    speed = f"{width / seconds:8.1f} tokens/s {n_bytes / seconds / 1e9:8.1f} GB/s"
+    print(f"{name:<20} {seconds * 1e3:8.3f} ms a pass {speed}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--tokens", type=int, default=8192)
+    parser.add_argument("--steps", type=int, default=32)
+    parser.add_argument("--type", default="Q4_K")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "wide.gguf"
+        begin = time.perf_counter()
+        write(path, options.layers, options.type)
+        print(f"wrote {path.stat().st_size / 1e9:.2f} GB in {time.perf_counter() - begin:.1f} s")
+        measure(path, options)
+
+
+def measure(path: Path, options: argparse.Namespace) -> None:
+    begin = time.perf_counter()
+    ctx = options.tokens + 4096
+    with Model.open(path, device="cuda", ctx_size=ctx, cache_type_k="q8_0", cache_type_v="q4_0") as model:
+        print(f"opened in {time.perf_counter() - begin:.1f} s")
+        config, weights = model.config, model.report.weight_bytes
+        state = 0 if config.hybrid is None else len(config.hybrid.recurrent_layers) * config.hybrid.delta.state_bytes
+        prompt = [token % 1000 for token in range(options.tokens)]
+        with model.session() as session:
+            begin = time.perf_counter()
+            session.forward(prompt)
+            spent = time.perf_counter() - begin
+            print(f"prompt of {options.tokens} tokens: {options.tokens / spent:.0f} tokens/s")
+            pages = options.tokens * model.plan.shape.column_bytes // 256
+            for width in (1, 2, 4, 6, 8, 16, 49):
+                seconds = time_steps(session, width, options.steps)
+                report(f"resident, {width} rows", seconds, width, weights + 2 * state + pages)
+            layout = model.plan.phases[Phase.DECODE.value]
+            floors = (layout.pool.floor_pages,) * layout.pool.n_layers
+            model.place(Phase.DECODE, Placement(floors, min(64, layout.pool.n_slots - sum(floors)), layout.max_rows))
+            for width in (1, 6):
+                before = session.stats.streamed_bytes
+                seconds = time_steps(session, width, options.steps)
+                moved = (session.stats.streamed_bytes - before) // options.steps
+                report(f"streamed, {width} rows", seconds, width, moved)
+
+
+if __name__ == "__main__":
+    main()
