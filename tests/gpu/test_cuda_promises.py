@@ -122,22 +122,32 @@ def test_repetition_changes_no_bit(card: str, model_path: str) -> None:
         assert digest(decode(model)) == digest(decode(model))
 
 
-@pytest.mark.parametrize(("kind", "most"), [("f32", 0.01), ("q8_0", 0.02)])
-def test_card_and_cpu_agree(card: str, model_path: str, kind: str, most: float) -> None:
-    """Both quantize activations alike: a row differs by where float32 sums round, and by codes next to a boundary.
+def logits_on(device: str, path: str | Path, kind: str) -> Logits:
+    """Of 560 rows of a prompt and 40 of a verify pass, ``[600, n_vocab]``."""
+    with open_on(device, path, cache_type_k=kind, cache_type_v=kind) as model, model.session() as session:
+        tokens = prompt_of(model.config.n_vocab, 600)
+        prompt = session.forward(tokens[:560], logits="all").copy()
+        return np.concatenate([prompt, session.forward(tokens[560:], phase=Phase.DECODE, logits="all")])
 
-    The tolerance is of the deviation of logits; codes of keys and values that fall on the other side add to it.
-    """
-    results = []
-    for device in ("cpu", card):
-        with open_on(device, model_path, cache_type_k=kind, cache_type_v=kind) as model, model.session() as session:
-            tokens = prompt_of(model.config.n_vocab, 600)
-            prompt = session.forward(tokens[:560], logits="all").copy()
-            rows = session.forward(tokens[560:], phase=Phase.DECODE, logits="all").copy()
-            results.append(np.concatenate([prompt, rows]))
-    cpu, gpu = results
+
+def difference(cpu: Logits, gpu: Logits) -> tuple[npt.NDArray[np.float32], float]:
+    """Root mean square of each row's difference over the deviation of logits, and how often both choose the same."""
     by_row = np.sqrt(((cpu - gpu) ** 2).mean(axis=1)) / cpu.std()
     same = float((cpu.argmax(axis=1) == gpu.argmax(axis=1)).mean())
-    usual = float(np.median(by_row))
-    print(f"{kind}: rows differ by {usual:.2e} of the deviation, at most {by_row.max():.2e}; same choice {same:.4f}")
-    assert usual < most and same >= 0.95
+    print(f"rows differ by {np.median(by_row):.2e}, first {by_row[0]:.2e}, at most {by_row.max():.2e}; same {same:.4f}")
+    return by_row, same
+
+
+@pytest.mark.parametrize("kind", ["f32", "q8_0"])
+def test_card_and_cpu_agree_of_quantized_weights(card: str, model_path: str, kind: str) -> None:
+    """A value that rounds otherwise in its last bit can fall on the other side of a code's boundary, and later layers
+    carry that on: rows come to differ by what such codes cost.
+    """
+    by_row, same = difference(logits_on("cpu", model_path, kind), logits_on(card, model_path, kind))
+    assert float(np.median(by_row)) < 0.03 and same >= 0.95
+
+
+def test_card_and_cpu_agree_closely_where_nothing_is_quantized(card: str, tmp_path: Path) -> None:
+    write_random_model(tmp_path / "plain.gguf", n_layers=4, n_embd=512, n_heads=8, n_kv_heads=2, ctx=CTX)
+    by_row, same = difference(*(logits_on(device, tmp_path / "plain.gguf", "f32") for device in ("cpu", card)))
+    assert float(by_row.max()) < 1e-4 and same == 1.0
