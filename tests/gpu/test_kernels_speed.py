@@ -5,6 +5,7 @@ What can fail here is running at all.
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -61,6 +62,12 @@ class Recorder(WeightRig):
         return float(check(driver.cuEventElapsedTime(*events))) * 1000 / REPEATS
 
 
+def show(capsys: pytest.CaptureFixture[str], lines: list[str]) -> None:
+    """On the standard error of the process, which workers of a distributed run share with their parent."""
+    with capsys.disabled():
+        print("\n" + "\n".join(lines), file=sys.stderr, flush=True)
+
+
 @pytest.fixture(scope="module")
 def launches(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     return build_launches(tmp_path_factory.mktemp("launches"))
@@ -104,8 +111,7 @@ def test_matmul_speed(recorder: Recorder, capsys: pytest.CaptureFixture[str], ki
             rate = n_bytes * n_weights / spent / 1e3
             figures.append(f"{n_rows}: {spent:.1f}+{quantizing:.1f} us {rate:.0f} GB/s")
         lines.append(f"{kind.name} {k}x{n}x{n_weights}  " + "  ".join(figures))
-    with capsys.disabled():
-        print("\n" + "\n".join(lines))
+    show(capsys, lines)
 
 
 def test_delta_speed(recorder: Recorder, capsys: pytest.CaptureFixture[str]) -> None:
@@ -116,5 +122,4 @@ def test_delta_speed(recorder: Recorder, capsys: pytest.CaptureFixture[str]) -> 
         layer = Layer(recorder, Tables(shape, n_rows))
         assert np.isfinite(layer.run(n_rows, LOGGED)).all()
         figures.append(f"{n_rows}: {recorder.microseconds(lambda launch: True):.1f} us")
-    with capsys.disabled():
-        print("\ndelta 48 heads of 128: " + "  ".join(figures))
+    show(capsys, ["delta 48 heads of 128: " + "  ".join(figures)])
