@@ -8,6 +8,9 @@
 
 #include "attend_parts.cuh"
 
+/* Slots that are read before the first of them is folded: one after another they would cost a trip to memory each. */
+#define SLOTS_AHEAD 8u
+
 struct folding {
     running head;
     float value;
@@ -34,6 +37,21 @@ __device__ inline void fold_part(folding *into, const folding *part)
     into->value = fold_value(&factors, into->value, part->value);
 }
 
+/* A slot that ends before page `next` joins its group, and a group that is complete the result. */
+__device__ inline void fold_slot(const kvs_attend_params *p, kvs_u32 next, const folding *part, folding *group,
+                                 folding *result)
+{
+    if (p->is_grouped) {
+        *group = *part; /* it began with what the group held */
+    } else {
+        fold_part(group, part);
+    }
+    if (next % KVS_CUDA_GROUP_PAGES == 0 && next <= p->page_end) {
+        fold_part(result, group);
+        group->head.s = 0.0f;
+    }
+}
+
 extern "C" __global__ void __launch_bounds__(KVS_DIM_V) attend_fold(const kvs_attend_params p)
 {
     const kvs_u64 n_queries = (kvs_u64)p.n_query_heads * p.n_rows, query = blockIdx.x;
@@ -43,20 +61,21 @@ extern "C" __global__ void __launch_bounds__(KVS_DIM_V) attend_fold(const kvs_at
         group = load_part(group_part);
         result = load_part(result_part);
     }
-    const kvs_u32 stride = p.is_grouped ? KVS_CUDA_GROUP_PAGES : 1u;
-    const float *slot = (const float *)p.slots + query * PART_FLOATS;
-    for (kvs_u32 page = p.page_begin / stride * stride; page < p.page_end; page += stride) {
-        const folding part = load_part(slot);
-        slot += n_queries * PART_FLOATS;
-        if (p.is_grouped) {
-            group = part; /* it began with what the group held */
-        } else {
-            fold_part(&group, &part);
+    const kvs_u32 stride = p.is_grouped ? KVS_CUDA_GROUP_PAGES : 1u, first = p.page_begin / stride * stride;
+    const kvs_u32 n_slots = (p.page_end - first + stride - 1) / stride;
+    const float *slots = (const float *)p.slots + query * PART_FLOATS;
+    for (kvs_u32 begin = 0; begin < n_slots; begin += SLOTS_AHEAD) {
+        folding parts[SLOTS_AHEAD];
+#pragma unroll
+        for (kvs_u32 i = 0; i < SLOTS_AHEAD; i++) {
+            const kvs_u32 slot = begin + i < n_slots ? begin + i : n_slots - 1;
+            parts[i] = load_part(slots + slot * n_queries * PART_FLOATS);
         }
-        const kvs_u32 next = page + stride;
-        if (next % KVS_CUDA_GROUP_PAGES == 0 && next <= p.page_end) {
-            fold_part(&result, &group);
-            group.head.s = 0.0f;
+#pragma unroll
+        for (kvs_u32 i = 0; i < SLOTS_AHEAD; i++) {
+            if (begin + i < n_slots) {
+                fold_slot(&p, first + (begin + i + 1) * stride, &parts[i], &group, &result);
+            }
         }
     }
     if (!p.is_last) {

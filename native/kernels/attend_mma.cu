@@ -1,16 +1,17 @@
 /* attend_mma.cu: attention as attend.cu has it, by matrix products of halves. For types whose codes are exact as halves: all but F32 and
  * BF16.
  *
- * Kernels: attend_leaf_8, attend_leaf_16 or attend_leaf_32 (queries of a tile), then attend_fold. Argument: kvs_attend_params. Architecture: sm_80.
- * Macros: KVS_TYPE_K, KVS_TYPE_V (numbers of kvs_type), KVS_DIM_K, KVS_DIM_V (multiples of 32, at most 256).
- * attend_leaf_N: grid (tiles of N queries, KV heads, slots), block 256, dynamic shared memory: N * 64 * (2 * KVS_DIM_K / 32 + 16)
- * bytes, and N * 128 * (v_splits - 1) * KVS_DIM_V / 32 more, v_splits the largest power of two up to 8 / (KVS_DIM_V / 32).
+ * Kernels: attend_leaf, then attend_fold. Argument: kvs_attend_params. Architecture: sm_80.
+ * Macros: KVS_TYPE_K, KVS_TYPE_V (numbers of kvs_type), KVS_DIM_K, KVS_DIM_V (multiples of 32, at most 256), KVS_TILES (1, 2 or 4:
+ * products of 8 queries that share a decoded page).
+ * attend_leaf: grid (tiles of N = 8 * KVS_TILES queries, KV heads, slots), block 256, dynamic shared memory:
+ * N * 64 * (2 * KVS_DIM_K / 32 + 16) bytes, and N * 128 * (V_SPLITS - 1) * KVS_DIM_V / 32 more.
  *
  * Order. Scores are K q^T: 16 tokens by 8 queries at a time, a query as a sum of two halves times a power of two, codes exact, a block
  * of 32 at a time, blocks in order. Weights are p, as sums of two halves. Weighted sums are V^T p^T: 16 values by 8 queries, 16 tokens
  * at a time in order, V as a sum of two halves; the smallest of the four products is left out. A column of a product depends
  * on that column alone, so a row's bits do not depend on its tile. m, s, leaves, groups and folds are those of attend.cu, but s adds
- * a warp's 32 tokens in a tree and warps in order, and with v_splits > 1 runs of tokens add up in order.
+ * a warp's 32 tokens in a tree and warps in order, and with V_SPLITS > 1 runs of tokens add up in order.
  * A page that some query of the tile sees in part is gone over once for each row, with V beyond what the row sees as zero:
  * zero times a broken value would not be zero.
  */
@@ -550,38 +551,24 @@ __device__ inline void attend_page(const kvs_attend_params *p, const tile_view *
     fold_sums(s, sums, so_far);
 }
 
-template <kvs_u32 TILES> __device__ inline void attend_leaf(const kvs_attend_params *p)
+/* Many queries take the registers of a whole multiprocessor. */
+extern "C" __global__ void __launch_bounds__(N_THREADS, KVS_TILES > 2 ? 1 : 2) attend_leaf(const kvs_attend_params p)
 {
-    __shared__ shared_state<TILES> s;
-    const tile_view tile = tile_of(p, 8 * TILES);
-    const page_run pages = pages_of_slot(p, blockIdx.z);
+    __shared__ shared_state<KVS_TILES> s;
+    const tile_view tile = tile_of(&p, 8 * KVS_TILES);
+    const page_run pages = pages_of_slot(&p, blockIdx.z);
     running mine = {0.0f, 0.0f};
-    float so_far[2][TILES][4] = {};
+    float so_far[2][KVS_TILES][4] = {};
     if (pages.is_continued) {
-        move_running<TILES, false>(p, &tile, (float *)p->groups, &mine, so_far);
+        move_running<KVS_TILES, false>(&p, &tile, (float *)p.groups, &mine, so_far);
     }
-    load_queries(p, &tile, &s);
-    note_visible(p, &tile, pages.begin, &s);
+    load_queries(&p, &tile, &s);
+    note_visible(&p, &tile, pages.begin, &s);
     __syncthreads();
     for (kvs_u32 page = pages.begin; page < pages.end && s.n_visible[page % 2][tile.n - 1] != 0; page++) {
-        attend_page(p, &tile, page, &s, &mine, so_far);
+        attend_page(&p, &tile, page, &s, &mine, so_far);
     }
-    move_running<TILES, true>(p, &tile, region_of_slot(p, blockIdx.z), &mine, so_far);
-}
-
-extern "C" __global__ void __launch_bounds__(N_THREADS, 2) attend_leaf_8(const kvs_attend_params p)
-{
-    attend_leaf<1>(&p);
-}
-
-extern "C" __global__ void __launch_bounds__(N_THREADS, 2) attend_leaf_16(const kvs_attend_params p)
-{
-    attend_leaf<2>(&p);
-}
-
-extern "C" __global__ void __launch_bounds__(N_THREADS, 1) attend_leaf_32(const kvs_attend_params p)
-{
-    attend_leaf<4>(&p);
+    move_running<KVS_TILES, true>(&p, &tile, region_of_slot(&p, blockIdx.z), &mine, so_far);
 }
 
 __device__ inline kvs_u32 value_of_element(kvs_u32 element)

@@ -99,8 +99,8 @@ class Family:
             return PLAIN_TILE
         return self.tile or (8 if n_queries <= 8 else 32)
 
-    def leaf(self, tile: int) -> str:
-        return "attend_leaf" if self.source == "attend" else f"attend_leaf_{tile}"
+    def macros(self, layer: Layer, tile: int) -> dict[str, int]:
+        return layer.macros if self.source == "attend" else layer.macros | {"KVS_TILES": tile // 8}
 
     def shared_bytes(self, layer: Layer, tile: int) -> int:
         if self.source == "attend":
@@ -193,11 +193,11 @@ class Launches:
     def run(self) -> None:
         case, layer, family = self.case, self.case.layer, self.case.family
         tile = family.tile_of(case.n_rows * layer.group)
-        shared = family.shared_bytes(layer, tile)
+        shared, macros = family.shared_bytes(layer, tile), family.macros(layer, tile)
         all_queries = (case.n_rows * layer.n_heads, 1, 1)
         for params, grid in self.steps:
-            case.engine.run(family.source, family.leaf(tile), layer.macros, grid, 256, params, shared)
-            case.engine.run(family.source, "attend_fold", layer.macros, all_queries, layer.dim_v, params)
+            case.engine.run(family.source, "attend_leaf", macros, grid, 256, params, shared)
+            case.engine.run(family.source, "attend_fold", macros, all_queries, layer.dim_v, params)
 
     def result(self) -> Floats:
         layer = self.case.layer

@@ -145,7 +145,7 @@ class HostEngine:
         path = self._folder / f"{name}.cpp"
         path.write_text(text, encoding="utf-8")
         library = path.with_suffix(".so")
-        options = ["-std=c++17", "-O2", "-ffp-contract=off", "-fno-strict-aliasing", "-shared", "-fPIC", "-w"]
+        options = ["-std=c++17", "-O1", "-ffp-contract=off", "-fno-strict-aliasing", "-shared", "-fPIC", "-w"]
         defines = [f"-D{macro}={value}" for macro, value in macros.items()]
         subprocess.run([self._compiler, *options, *defines, str(path), "-o", str(library)], check=True)
         return ctypes.CDLL(str(library)).host_entry

@@ -101,30 +101,35 @@ static bool is_exact_as_half(int32_t type)
     return type != KVS_TYPE_F32 && type != KVS_TYPE_BF16;
 }
 
-/* The first kernel of attention: which one, how many queries share a page in a block, the shared memory of a block. */
-typedef struct leaf_kernel {
-    const char *source;
-    const char *name;
+/* Where the kernels of attention come from, the queries that share a page in a block, and the block's shared memory. */
+typedef struct attend_kernels {
+    kvs_cuda_key leaf;
+    kvs_cuda_key fold;
     uint32_t tile_queries;
     uint32_t shared_bytes;
-} leaf_kernel;
+} attend_kernels;
 
-/* Runs of tokens that warps share: see attend_mma.cu. */
+/* Runs of tokens that warps share: V_SPLITS of attend_mma.cu. */
 static uint32_t value_splits(uint32_t n_blocks)
 {
     return n_blocks == 1 ? 8 : n_blocks == 2 ? 4 : n_blocks <= 4 ? 2 : 1;
 }
 
-static leaf_kernel leaf_of(const kvs_cuda_launcher *launcher, const kvs_kv_layer *layer, uint32_t n_head_queries)
+static attend_kernels kernels_of(const kvs_cuda_launcher *launcher, const kvs_kv_layer *layer, uint32_t n_head_queries)
 {
     if (launcher->arch < PRODUCTS_ARCH || !is_exact_as_half(layer->type_k) || !is_exact_as_half(layer->type_v)) {
-        return (leaf_kernel){"attend", "attend_leaf", KVS_CUDA_TILE_QUERIES, 0};
+        return (attend_kernels){record_key("attend", "attend_leaf", layer), record_key("attend", "attend_fold", layer),
+                                KVS_CUDA_TILE_QUERIES, 0};
     }
-    const bool is_few = n_head_queries <= FEW_QUERIES;
-    const uint32_t tile = is_few ? FEW_QUERIES : MANY_QUERIES, n_blocks = layer->head_dim_v / HEAD_GRAIN;
-    const uint32_t shared = tile * 64 * (2 * (layer->head_dim_k / HEAD_GRAIN) + 16) +
-                            tile * 128 * (value_splits(n_blocks) - 1) * n_blocks;
-    return (leaf_kernel){"attend_mma", is_few ? "attend_leaf_8" : "attend_leaf_32", tile, shared};
+    const uint32_t tile = n_head_queries <= FEW_QUERIES ? FEW_QUERIES : MANY_QUERIES;
+    const uint32_t k_blocks = layer->head_dim_k / HEAD_GRAIN, v_blocks = layer->head_dim_v / HEAD_GRAIN;
+    const uint32_t shared = tile * 64 * (2 * k_blocks + 16) + tile * 128 * (value_splits(v_blocks) - 1) * v_blocks;
+    const kvs_cuda_macro tiles = {"KVS_TILES", (int32_t)(tile / FEW_QUERIES)};
+    attend_kernels kernels = {record_key("attend_mma", "attend_leaf", layer), record_key("attend_mma", "attend_fold", layer),
+                              tile, shared};
+    kernels.leaf.macros[kernels.leaf.n_macros++] = tiles;
+    kernels.fold.macros[kernels.fold.n_macros++] = tiles;
+    return kernels;
 }
 
 /* Pages from params->page_begin on that one launch takes, at most to `end`, in how many slots. */
@@ -151,12 +156,10 @@ kvs_status kvs_cuda_launch_attend_wave(kvs_cuda_launcher *launcher, const kvs_bo
                                        uint64_t page_begin, uint64_t page_end)
 {
     const uint32_t n_head_queries = step->n_rows * (op->u[0] / op->kv->n_kv_heads);
-    const leaf_kernel kernel = leaf_of(launcher, op->kv, n_head_queries);
-    const kvs_cuda_key leaf = record_key(kernel.source, kernel.name, op->kv);
-    const kvs_cuda_key fold = record_key(kernel.source, "attend_fold", op->kv);
+    const attend_kernels kernels = kernels_of(launcher, op->kv, n_head_queries);
     const uint64_t n_pages = (step->first_token + step->n_rows - 1) / KVS_PAGE_TOKENS + 1;
     const uint64_t end = page_end < n_pages ? page_end : n_pages;
-    const uint32_t n_tiles = (uint32_t)kvs_div_up(n_head_queries, kernel.tile_queries);
+    const uint32_t n_tiles = (uint32_t)kvs_div_up(n_head_queries, kernels.tile_queries);
     kvs_attend_params params = params_of(op, step);
     for (uint64_t begin = page_begin; begin < end; begin = params.page_end) {
         params.page_begin = (uint32_t)begin;
@@ -164,10 +167,10 @@ kvs_status kvs_cuda_launch_attend_wave(kvs_cuda_launcher *launcher, const kvs_bo
         params.is_first = begin == 0;
         params.is_last = params.page_end == n_pages;
         kvs_status status =
-            kvs_cuda_launch(launcher, &leaf, (kvs_cuda_dim){n_tiles, op->kv->n_kv_heads, n_slots},
-                            (kvs_cuda_dim){THREADS, 1, 1}, kernel.shared_bytes, &params, sizeof params);
+            kvs_cuda_launch(launcher, &kernels.leaf, (kvs_cuda_dim){n_tiles, op->kv->n_kv_heads, n_slots},
+                            (kvs_cuda_dim){THREADS, 1, 1}, kernels.shared_bytes, &params, sizeof params);
         if (status == KVS_OK) {
-            status = kvs_cuda_launch(launcher, &fold, (kvs_cuda_dim){step->n_rows * op->u[0], 1, 1},
+            status = kvs_cuda_launch(launcher, &kernels.fold, (kvs_cuda_dim){step->n_rows * op->u[0], 1, 1},
                                      (kvs_cuda_dim){op->kv->head_dim_v, 1, 1}, 0, &params, sizeof params);
         }
         if (status != KVS_OK) {
