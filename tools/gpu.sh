@@ -3,7 +3,7 @@
 #   promises  placement, streaming, width and repetition change no bit; card against CPU
 #   kernels   every kernel against float64 and against itself
 #   memcheck  compute-sanitizer over a short answer (skipped where the tool is missing)
-#   speed     passes over layers as wide as those of a 27B model
+#   speed     attention alone, and passes over layers as wide as those of a 27B model
 set -u
 cd "$(dirname "$0")/.." || exit 1
 PYTHON=${PYTHON:-python3}
@@ -23,7 +23,7 @@ part() {
             echo "skipped: no compute-sanitizer here"
         fi
         ;;
-    speed) $PYTHON -m tests.bench.cuda_decode ;;
+    speed) $PYTHON -m tests.bench.cuda_attend && $PYTHON -m tests.bench.cuda_decode ;;
     *)
         echo "no part is named $1" >&2
         return 2

@@ -181,3 +181,10 @@ def test_a_broken_row_reaches_those_who_see_it_and_nobody_else(rig: Rig, family:
     expected, out = attend_at_once(good), attend_at_once(bad)
     assert same_bits(out[:3], expected[:3])
     assert np.array_equal(out[3].view(np.uint32), np.full_like(out[3], np.nan).view(np.uint32))
+
+
+def test_the_size_of_tiles_does_not_matter(device: CudaEngine) -> None:
+    case = make_case(device, Layer(T.Q8_0, T.Q4_0, 256, 256, 2, 6), 2500, 9, PRODUCTS)
+    results = [attend_at_once(replace(case, family=Family("attend_mma", tile))) for tile in (8, 16, 32)]
+    device.release()
+    assert same_bits(results[0], results[1]) and same_bits(results[0], results[2])
