@@ -23,6 +23,16 @@
 #define V_SPLITS (V_BLOCKS == 1 ? 8u : V_BLOCKS == 2 ? 4u : V_BLOCKS <= 4 ? 2u : 1u) /* runs of tokens that warps share */
 #define V_STEPS (16u / V_SPLITS)                                                     /* of 16 tokens, of a warp */
 
+#ifndef KVS_AHEAD
+#define KVS_AHEAD 1
+#endif
+#ifndef KVS_K_UNROLL
+#define KVS_K_UNROLL 2
+#endif
+#ifndef KVS_BLOCKS
+#define KVS_BLOCKS (KVS_TILES > 2 ? 1 : 2)
+#endif
+
 static_assert(!k_traits::is_float || KVS_TYPE_K == KVS_KV_F16, "K must be exact as halves");
 static_assert(!v_traits::is_float || KVS_TYPE_V == KVS_KV_F16, "V must be exact as halves");
 
@@ -163,7 +173,7 @@ __device__ inline void score_tokens(const tile_view *tile, const kvs_u8 *k, cons
                                     float (*scores)[TILES][4])
 {
     const kvs_u32 lane = threadIdx.x % 32, t = lane % 4, row = threadIdx.x / 32 * 32 + lane / 4;
-#pragma unroll 2
+#pragma unroll KVS_K_UNROLL
     for (kvs_u32 block = 0; block < K_BLOCKS; block++) {
         k_words loaded[4];
 #pragma unroll
@@ -519,13 +529,17 @@ __device__ inline void move_running(const kvs_attend_params *p, const tile_view 
 }
 
 template <kvs_u32 TILES>
-__device__ inline void attend_page(const kvs_attend_params *p, const tile_view *tile, kvs_u32 page, shared_state<TILES> *s,
-                                   running *mine, float (*so_far)[TILES][4])
+__device__ inline void attend_page(const kvs_attend_params *p, const tile_view *tile, kvs_u32 page, kvs_u32 next,
+                                   shared_state<TILES> *s, running *mine, float (*so_far)[TILES][4])
 {
     const kvs_u32 *n_visible = s->n_visible[page % 2];
     const kvs_u32 n_tokens = n_visible[tile->n - 1];
     const kvs_u8 *head = head_of_page(p, tile, page);
     const bool is_whole = n_visible[0] == KVS_PAGE_TOKENS;
+    if (KVS_AHEAD) {
+        prefetch_bytes(head + k_side::bytes, v_side::bytes);
+        prefetch_bytes(head_of_page(p, tile, next), k_side::bytes);
+    }
     {
         float scores[2][TILES][4] = {};
         if (threadIdx.x / 32 * 32 < n_tokens) {
@@ -552,7 +566,7 @@ __device__ inline void attend_page(const kvs_attend_params *p, const tile_view *
 }
 
 /* Many queries take the registers of a whole multiprocessor. */
-extern "C" __global__ void __launch_bounds__(N_THREADS, KVS_TILES > 2 ? 1 : 2) attend_leaf(const kvs_attend_params p)
+extern "C" __global__ void __launch_bounds__(N_THREADS, KVS_BLOCKS) attend_leaf(const kvs_attend_params p)
 {
     __shared__ shared_state<KVS_TILES> s;
     const tile_view tile = tile_of(&p, 8 * KVS_TILES);
@@ -566,7 +580,7 @@ extern "C" __global__ void __launch_bounds__(N_THREADS, KVS_TILES > 2 ? 1 : 2) a
     note_visible(&p, &tile, pages.begin, &s);
     __syncthreads();
     for (kvs_u32 page = pages.begin; page < pages.end && s.n_visible[page % 2][tile.n - 1] != 0; page++) {
-        attend_page(&p, &tile, page, &s, &mine, so_far);
+        attend_page(&p, &tile, page, page + 1 < pages.end ? page + 1 : page, &s, &mine, so_far);
     }
     move_running<KVS_TILES, true>(&p, &tile, region_of_slot(&p, blockIdx.z), &mine, so_far);
 }

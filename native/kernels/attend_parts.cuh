@@ -109,6 +109,16 @@ __device__ inline const kvs_u8 *head_of_page(const kvs_attend_params *p, const t
            (kvs_u64)tile->kv_head * (k_side::bytes + v_side::bytes);
 }
 
+/* Bring bytes that the block will read soon from memory to the second-level cache. */
+__device__ inline void prefetch_bytes(const kvs_u8 *begin, kvs_u32 n_bytes)
+{
+#ifdef __CUDACC__
+    for (kvs_u32 at = threadIdx.x * 128; at < n_bytes; at += N_THREADS * 128) {
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(begin + at));
+    }
+#endif
+}
+
 /* Pages of the block's slot. */
 struct page_run {
     kvs_u32 begin;

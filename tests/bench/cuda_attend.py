@@ -7,6 +7,7 @@ Shapes: the 27B's layer, 4 KV heads of 256 with 6 query heads each, Q8_0 K and Q
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -17,6 +18,13 @@ from tests.gpu.kernel_engine import CudaEngine
 LAYER = Layer(T.Q8_0, T.Q4_0, 256, 256, 4, 6)
 SLOTS = 128
 FAMILIES = tuple(Family("attend_mma", tile) for tile in (8, 16, 32))
+TRIED = tuple(
+    Family("attend_mma", tile, (("KVS_AHEAD", ahead), ("KVS_K_UNROLL", unroll), ("KVS_BLOCKS", blocks)))
+    for tile, all_blocks in ((8, (1, 2, 3)), (16, (1, 2)), (32, (1,)))
+    for ahead in (0, 1)
+    for unroll in (1, 2, 4)
+    for blocks in all_blocks
+)
 
 
 def repeated(engine: CudaEngine, n_tokens: int, n_rows: int) -> Case:
@@ -40,18 +48,36 @@ def runs_of(n_pages: int, n_tiles: int) -> list[Run]:
     return [Run(at, min(at + step, n_pages), is_grouped) for at in range(0, n_pages, step)]
 
 
+def microseconds(device: CudaEngine, case: Case, family: Family) -> float:
+    made = launches(replace(case, family=family), runs_of(case.n_pages, -(-case.n_rows * 6 // family.tile)))
+    return device.seconds(made.run, 10) * 1e6
+
+
+def try_variants(device: CudaEngine) -> None:
+    for n_tokens, n_rows in ((8192, 1), (131072, 1), (131072, 6), (32768, 64)):
+        case = repeated(device, n_tokens, n_rows)
+        print(f"{n_tokens} tokens {n_rows} rows")
+        for family in TRIED:
+            time = microseconds(device, case, family)
+            rate = case.n_pages * LAYER.record_bytes / time / 1e3
+            made = [value for _, value in family.more]
+            print(f"    tile {family.tile} {made}: {time:.1f} us {rate:.0f} GB/s", flush=True)
+        device.release()
+
+
 def main() -> None:
     device = CudaEngine()
+    wanted = [family.macros(LAYER, family.tile) for family in (*FAMILIES, *TRIED)]
+    with ThreadPoolExecutor(12) as threads:
+        list(threads.map(lambda macros: device.compile_ahead("attend_mma", macros), wanted))
+    try_variants(device)
     for n_tokens in (2048, 8192, 32768, 131072):
         for n_rows in (1, 2, 6, 8, 64, 512):
             case = repeated(device, n_tokens, n_rows)
-            times = []
-            for family in FAMILIES:
-                made = launches(replace(case, family=family), runs_of(case.n_pages, -(-n_rows * 6 // family.tile)))
-                times.append(device.seconds(made.run, 10) * 1e6)
+            times = [microseconds(device, case, family) for family in FAMILIES]
             rate = case.n_pages * LAYER.record_bytes / min(times) / 1e3
             shown = ", ".join(f"{family.tile}: {time:.1f} us" for family, time in zip(FAMILIES, times, strict=True))
-            print(f"{n_tokens:7d} tokens {n_rows:3d} rows, queries of a tile {shown}; at best {rate:.0f} GB/s", flush=True)
+            print(f"{n_tokens} tokens {n_rows} rows, queries of a tile {shown}; at best {rate:.0f} GB/s", flush=True)
             device.release()
 
 

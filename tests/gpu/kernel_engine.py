@@ -174,6 +174,7 @@ class CudaEngine:
         self._arch = "sm_{}{}".format(*numbers)
         self._modules: dict[tuple[Any, ...], Any] = {}
         self._functions: dict[tuple[Any, ...], Any] = {}
+        self._images: dict[tuple[Any, ...], bytes] = {}
         self._pointers: list[Any] = []
         self._is_eager = True  # every launch is waited for, so that a fault names its kernel
 
@@ -233,10 +234,15 @@ class CudaEngine:
             self._functions[key] = function
         return self._functions[key]
 
+    def compile_ahead(self, source: str, macros: Macros) -> None:
+        """From any thread."""
+        self._images[(source, *sorted(macros.items()))] = self._compile(source, macros)
+
     def _module(self, source: str, macros: Macros) -> Any:
         key = (source, *sorted(macros.items()))
         if key not in self._modules:
-            self._modules[key] = self._check(self._driver.cuModuleLoadData(self._compile(source, macros)))
+            image = self._images[key] if key in self._images else self._compile(source, macros)
+            self._modules[key] = self._check(self._driver.cuModuleLoadData(image))
         return self._modules[key]
 
     def _compile(self, source: str, macros: Macros) -> bytes:
