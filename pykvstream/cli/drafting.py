@@ -22,9 +22,10 @@ from pykvstream.speculation import (
     SpeculationParams,
     check_drafter,
 )
-from pykvstream.speculation.params import MOST_DRAFTED, MOST_SIZE
+from pykvstream.speculation.params import AUTO, MOST_DRAFTED, MOST_SIZE
 
 _NONE = "none"
+_OWN_BOUND = "own"
 _OWN = "(default: the drafter's own)"
 _SIZES = {
     "ngram-simple": ("size_n", "size_m"),
@@ -64,8 +65,9 @@ def add_drafting(parser: argparse.ArgumentParser) -> None:
     add("--spec-type", type=_types, default=(), metavar="NAME,NAME",
         help="draft tokens by ngram-simple, ngram-map-k, ngram-map-k4v, ngram-mod, ngram-cache, or by the MTP"
         " head of the model, draft-mtp; none (default): do not. The text is the same")  # fmt: skip
-    add("--spec-draft-n-max", "--draft-max", "--draft", dest="spec_draft_n_max", type=integer(1, MOST_DRAFTED),
-        metavar="N", help=f"tokens of any draft at most, 1 to {MOST_DRAFTED} {_OWN}")  # fmt: skip
+    add("--spec-draft-n-max", "--draft-max", "--draft", dest="spec_draft_n_max", type=_n_max, metavar="N",
+        help=f"tokens of any draft at most, 1 to {MOST_DRAFTED}; own: as each drafter has it;"
+        " auto (default): decide who drafts and how far by what it brings")  # fmt: skip
     add("--spec-draft-n-min", "--draft-min", dest="spec_draft_n_min", type=integer(0, MOST_SIZE), metavar="N",
         help="shorter drafts are none (default 0)")  # fmt: skip
     add("--spec-draft-p-min", "--draft-p-min", dest="spec_draft_p_min", type=probability, metavar="P",
@@ -84,6 +86,10 @@ def add_drafting(parser: argparse.ArgumentParser) -> None:
         help="counts of earlier conversations for ngram-cache; this one is added at its end")  # fmt: skip
 
 
+def _n_max(text: str) -> int | str:
+    return text if text in (AUTO, _OWN_BOUND) else integer(1, MOST_DRAFTED)(text)
+
+
 def _types(text: str) -> tuple[str, ...]:
     names = tuple(part.strip() for part in text.split(","))
     try:
@@ -98,6 +104,9 @@ def drafting_options(args: argparse.Namespace) -> DraftingOptions:
     for flag in ("spec_draft_n_max", "spec_draft_n_min", "spec_draft_sampling"):
         if getattr(args, flag) is not None and not types:
             raise InvalidArgument(f"--{flag.replace('_', '-')} needs --spec-type")
+    n_max = args.spec_draft_n_max
+    if n_max is None and args.spec_draft_sampling != "probabilistic":
+        n_max = AUTO
     sizes = {name: _size_of(args, name) for name in _SIZES}
     for name, given in sizes.items():
         if given and name not in types:
@@ -112,7 +121,7 @@ def drafting_options(args: argparse.Namespace) -> DraftingOptions:
         return DraftingOptions()
     params = SpeculationParams(
         types=types,
-        draft_n_max=args.spec_draft_n_max,
+        draft_n_max=None if n_max == _OWN_BOUND else n_max,
         draft_n_min=args.spec_draft_n_min or 0,
         draft_p_min=args.spec_draft_p_min or 0.0,
         draft_sampling=args.spec_draft_sampling or SAMPLINGS[0],

@@ -6,6 +6,8 @@ Holds: ``Steps``. Whoever looks at the session between two steps finds what was 
 
 from __future__ import annotations
 
+from time import perf_counter
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -40,11 +42,13 @@ class Steps:
             self._core.obey_cancel()
             return self._at(self._rows, self._window.n_taken)
         window = self._chain.draft(min(self._core.draft_room, n_left - 1)) if self._chain is not None else None
-        if window is None:
-            return self._at(self._core.forward((), phase=Phase.DECODE), 0)
-        self._rows = self._core.verify(window.draft.tokens)
-        self._window = window
-        return self._at(self._rows, 0)
+        started = perf_counter()
+        rows = self._core.forward((), phase=Phase.DECODE) if window is None else self._core.verify(window.draft.tokens)
+        if self._chain is not None:
+            self._chain.observe_pass(1 if window is None else len(rows), perf_counter() - started)
+        if window is not None:
+            self._rows, self._window = rows, window
+        return self._at(rows, 0)
 
     def choose(self, sampler: Sampler, logits: NDArray[np.float32], position: int) -> Choice:
         """The token that comes next; changes nothing."""

@@ -62,7 +62,7 @@ class MtpDrafter:
             tokens.append(token)
             return token
 
-        own = DEFAULT_N_MAX if self._params.draft_n_max is None else self._params.draft_n_max
+        own = n_max if self._params.is_auto else self._params.most_drafted or DEFAULT_N_MAX
         self._core.draft(min(n_max, own), choose)
         if not tokens:
             return NO_DRAFT

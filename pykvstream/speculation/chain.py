@@ -1,4 +1,4 @@
-"""Several drafters over one text: the first that drafts is taken.
+"""Several drafters over one text: the first that drafts is taken, or the one that a controller decides for.
 
 Source: model.md 4.1.
 Holds: ``Chain``, ``Window``.
@@ -8,20 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from time import perf_counter
 
 from pykvstream.speculation.cached import NgramCache
+from pykvstream.speculation.controller import Controller
 from pykvstream.speculation.counts import NgramCounts
-from pykvstream.speculation.drafter import Draft, Drafter, Weights
+from pykvstream.speculation.drafter import NO_DRAFT, Draft, Drafter, Weights
 from pykvstream.speculation.stats import DraftCounter, DraftStats, stats_of
 
 
 @dataclass(slots=True)
 class Window:
-    """A draft that is being judged, token by token. ``drafter`` made it; ``n_taken`` of it were right so far."""
+    """A draft that is being judged, token by token. ``drafter`` made it; ``n_taken`` of it were right so far, and the
+    next one was not where it ``is_refuted``."""
 
     drafter: Drafter
     draft: Draft
     n_taken: int = 0
+    is_refuted: bool = False
 
     @property
     def expected(self) -> int | None:
@@ -35,12 +39,25 @@ class Window:
 
 
 class Chain:
-    """A text, and drafters that know it. ``n_max`` cuts drafts; shorter ones than ``n_min`` are none."""
+    """A text, and drafters that know it. ``n_max`` cuts drafts; shorter ones than ``n_min`` are none.
 
-    def __init__(self, drafters: Sequence[Drafter], n_max: int | None = None, n_min: int = 0) -> None:
+    With a ``controller`` each round it is decided who drafts and how far. ``slow``: drafters that draft only when it
+    was decided, up to so many tokens; what the others propose costs nothing.
+    """
+
+    def __init__(
+        self,
+        drafters: Sequence[Drafter],
+        n_max: int | None = None,
+        n_min: int = 0,
+        controller: Controller | None = None,
+        slow: Mapping[str, int] | None = None,
+    ) -> None:
         self.drafters = tuple(drafters)
         self._n_max = n_max
         self._n_min = n_min
+        self._controller = controller
+        self._slow = dict(slow or {})
         self._tokens: list[int] = []
         self._counters = {drafter.name: DraftCounter() for drafter in drafters}
         self._n_without = 0
@@ -67,13 +84,16 @@ class Chain:
         that belong to this text."""
         known = {} if others is None else others
         drafters = [known[drafter.name] if drafter.name in known else drafter.fork() for drafter in self.drafters]
-        child = Chain(drafters, self._n_max, self._n_min)
+        controller = None if self._controller is None else self._controller.fork()
+        child = Chain(drafters, self._n_max, self._n_min, controller, self._slow)
         child._tokens = list(self._tokens)
         return child
 
     def draft(self, room: int) -> Window | None:
         """A draft of up to ``room`` tokens to be verified, None where nobody has one."""
         n_max = room if self._n_max is None else min(room, self._n_max)
+        if self._controller is not None:
+            return self._decided(self._controller, n_max)
         for drafter in self.drafters if n_max > 0 else ():
             draft = drafter.draft(n_max).cut(n_max)
             if len(draft.tokens) >= max(self._n_min, 1):
@@ -82,9 +102,39 @@ class Chain:
         self._n_without += 1
         return None
 
+    def _decided(self, controller: Controller, n_max: int) -> Window | None:
+        """What the controller decides for among the first proposal and the slow drafters."""
+        proposals: dict[str, Draft] = {}
+        possible: dict[str, int] = {}
+        for drafter in self.drafters if n_max > 0 else ():
+            if drafter.name in self._slow:
+                possible[drafter.name] = min(n_max, self._slow[drafter.name])
+            elif not proposals and (draft := drafter.draft(n_max).cut(n_max)).tokens:
+                proposals[drafter.name] = draft
+                possible[drafter.name] = len(draft.tokens)
+        decision = controller.decide(possible)
+        for drafter in self.drafters:
+            if drafter.name == decision.drafter:
+                made = proposals.get(drafter.name, NO_DRAFT).cut(decision.depth)
+                if drafter.name in self._slow:
+                    started = perf_counter()
+                    made = drafter.draft(decision.depth)
+                    controller.observe_draft(drafter.name, decision.depth, perf_counter() - started)
+                if len(made.tokens) >= max(self._n_min, 1):
+                    self._counters[drafter.name].propose(len(made.tokens))
+                    return Window(drafter, made)
+        self._n_without += 1
+        return None
+
+    def observe_pass(self, n_rows: int, seconds: float) -> None:
+        """A pass that verified, or gave one token, took so long."""
+        if self._controller is not None:
+            self._controller.observe_pass(n_rows, seconds)
+
     def take(self, window: Window, token: int) -> bool:
         """The token came; whether it is the expected one. A window that is not gone on with must be closed."""
         if token != window.expected:
+            window.is_refuted = window.expected is not None
             return False
         self._counters[window.drafter.name].accept(window.n_taken)
         window.n_taken += 1
@@ -93,6 +143,10 @@ class Chain:
     def close(self, window: Window) -> None:
         """No more of the draft will be judged."""
         window.drafter.judge(window.n_taken)
+        if self._controller is not None:
+            # Of a draft that an answer's end cut short only what was judged counts.
+            n_judged = len(window.draft.tokens) if window.is_refuted else window.n_taken
+            self._controller.observe(window.drafter.name, n_judged, window.n_taken)
 
     @property
     def ngram_counts(self) -> NgramCounts | None:
@@ -102,7 +156,9 @@ class Chain:
     @property
     def stats(self) -> DraftStats:
         """Counters since the chain was made."""
-        return stats_of(self._counters, self._n_without)
+        return stats_of(
+            self._counters, self._n_without, None if self._controller is None else dict(self._controller.chosen)
+        )
 
 
 def _common_length(a: Sequence[int], b: Sequence[int]) -> int:

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from numbers import Integral, Real
+from typing import Final, Literal
 
 from pykvstream.errors import InvalidArgument, Unsupported
 from pykvstream.speculation.cached import NgramCache
 from pykvstream.speculation.chain import Chain
+from pykvstream.speculation.controller import Controller
 from pykvstream.speculation.counts import NgramCounts
 from pykvstream.speculation.drafter import Drafter
 from pykvstream.speculation.hashed import NgramMod
@@ -24,6 +26,7 @@ DRAFTERS = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-
 HEAD_DRAFTER = "draft-mtp"
 SAMPLINGS = ("coupled", "greedy", "probabilistic")
 MOST_DRAFTED = 8
+AUTO: Final = "auto"
 _ALL = (*DRAFTERS, HEAD_DRAFTER)
 MOST_SIZE = 1024
 _REFUSED = {
@@ -82,7 +85,8 @@ class SpeculationParams:
 
     ``types``: asked in the order of ``DRAFTERS``, then ``draft-mtp``, whatever their order here; the first that drafts
     is taken.
-    ``draft_n_max``: cuts every draft; None leaves each drafter its own bound. ``draft_n_min``: shorter drafts are none.
+    ``draft_n_max``: cuts every draft; None leaves each drafter its own bound, and ``auto`` decides round by round who
+    drafts and how far, by what has been right and what it costs. ``draft_n_min``: shorter drafts are none.
     ``draft_p_min``: ``draft-mtp`` ends a draft before a token that it is less sure of, among its ten best.
     ``draft_sampling``: ``coupled`` and ``greedy`` accept what would have been chosen anyway, so that the text is that
     without drafting; for drafters that follow the text they are one. ``probabilistic`` accepts by probability: the same
@@ -90,7 +94,7 @@ class SpeculationParams:
     """
 
     types: tuple[str, ...] = ()
-    draft_n_max: int | None = None
+    draft_n_max: int | Literal["auto"] | None = None
     draft_n_min: int = 0
     draft_p_min: float = 0.0
     draft_sampling: str = "coupled"
@@ -108,9 +112,14 @@ class SpeculationParams:
         if len(set(names)) < len(names):
             raise InvalidArgument(f"types names a drafter twice: {', '.join(names)}")
         object.__setattr__(self, "types", tuple(sorted(names, key=_ALL.index)))
-        if self.draft_n_max is not None:
+        if self.draft_n_max not in (None, AUTO):
             _check("draft_n_max", self.draft_n_max, 1, MOST_DRAFTED)
-        _check("draft_n_min", self.draft_n_min, 0, MOST_SIZE if self.draft_n_max is None else self.draft_n_max)
+        if self.is_auto and self.is_probabilistic:
+            raise InvalidArgument(
+                "draft_n_max 'auto' decides by the clock, and a text by probabilistic drafts depends on their length:"
+                " give a number"
+            )
+        _check("draft_n_min", self.draft_n_min, 0, self.most_drafted or MOST_SIZE)
         p_min = self.draft_p_min
         if isinstance(p_min, bool) or not isinstance(p_min, Real) or not 0.0 <= p_min <= 1.0:
             raise InvalidArgument(f"draft_p_min must be a number from 0 to 1, got {p_min!r}")
@@ -121,6 +130,16 @@ class SpeculationParams:
                 raise InvalidArgument(f"{name} must be NgramCounts, got {type(counts).__name__}")
             if counts is not None and "ngram-cache" not in self.types:
                 raise InvalidArgument(f"{name} counts need the drafter ngram-cache")
+
+    @property
+    def is_auto(self) -> bool:
+        """Whether a controller decides how far drafts go."""
+        return self.draft_n_max == AUTO
+
+    @property
+    def most_drafted(self) -> int | None:
+        """What cuts every draft; None where nothing does."""
+        return None if self.draft_n_max is None or isinstance(self.draft_n_max, str) else self.draft_n_max
 
     @property
     def is_probabilistic(self) -> bool:
@@ -136,7 +155,10 @@ def chain_of(params: SpeculationParams, n_vocab: int, head: Drafter | None = Non
                 f"{name} counts name token {counts.largest_token()}, the vocabulary has {n_vocab} tokens"
             )
     drafters = make_drafters(params) if head is None else [*make_drafters(params), head]
-    return Chain(drafters, params.draft_n_max, params.draft_n_min)
+    if not params.is_auto:
+        return Chain(drafters, params.most_drafted, params.draft_n_min)
+    controller = Controller(tuple(drafter.name for drafter in drafters))
+    return Chain(drafters, None, params.draft_n_min, controller, {HEAD_DRAFTER: MOST_DRAFTED})
 
 
 def make_drafters(params: SpeculationParams) -> list[Drafter]:

@@ -26,6 +26,7 @@ class DraftStats:
 
     ``tokens_per_round``: accepted ones and the one that the pass itself gives.
     ``depth_histogram``: entry i is how many drafts had i tokens; those of none cost no pass and stand at 0.
+    ``decided``: rounds for which a controller chose each drafter, or ``none``; None without a controller.
     """
 
     rounds: int
@@ -35,6 +36,7 @@ class DraftStats:
     tokens_per_round: float
     depth_histogram: tuple[int, ...]
     by_drafter: dict[str, DrafterStats]
+    decided: dict[str, int] | None = None
 
 
 class DraftCounter:
@@ -66,7 +68,9 @@ class DraftCounter:
         )
 
 
-def stats_of(counters: dict[str, DraftCounter], n_without: int) -> DraftStats:
+def stats_of(
+    counters: dict[str, DraftCounter], n_without: int, decided: dict[str, int] | None = None
+) -> DraftStats:
     """The sums; ``n_without`` steps had no draft."""
     by_drafter = {name: counter.stats for name, counter in counters.items()}
     widest = max((len(each.proposed_by_index) for each in by_drafter.values()), default=0)
@@ -82,6 +86,7 @@ def stats_of(counters: dict[str, DraftCounter], n_without: int) -> DraftStats:
         tokens_per_round=1 + sum(accepted) / rounds if rounds else 0.0,
         depth_histogram=(n_without, *(p - q for p, q in zip(proposed, longer, strict=False))),
         by_drafter=by_drafter,
+        decided=decided,
     )
 
 

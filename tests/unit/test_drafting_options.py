@@ -29,7 +29,22 @@ def test_nothing_is_drafted_unless_asked_for(command: str) -> None:
 
 def test_a_list_of_names_is_taken_in_any_order() -> None:
     options = drafting("--spec-type", "ngram-cache, ngram-simple,ngram-mod,ngram-map-k4v,ngram-map-k")
-    assert options.params == SpeculationParams(types=DRAFTERS)
+    assert options.params == SpeculationParams(types=DRAFTERS, draft_n_max="auto")
+
+
+@pytest.mark.parametrize(
+    ("argv", "n_max"),
+    [
+        ((), "auto"),
+        (("--draft-max", "auto"), "auto"),
+        (("--draft-max", "own"), None),
+        (("--draft-max", "5"), 5),
+        (("--spec-draft-sampling", "probabilistic"), None),
+    ],
+)
+def test_how_far_drafts_go_is_decided_unless_it_is_said(argv: tuple[str, ...], n_max: object) -> None:
+    params = drafting("--spec-type", "draft-mtp", *argv).params
+    assert params is not None and params.draft_n_max == n_max
 
 
 def test_every_flag_reaches_its_field() -> None:
@@ -69,7 +84,8 @@ def test_every_flag_reaches_its_field() -> None:
         (("--spec-type", "ngram-mod,ngram-mod"), "names a drafter twice"),
         (("--spec-type", "ngram-mod", "--spec-draft-n-max", "0"), "from 1 to 8, got 0"),
         (("--spec-type", "ngram-mod", "--draft-max", "9"), "from 1 to 8, got 9"),
-        (("--spec-type", "ngram-mod", "--draft", "auto"), "need an integer, got 'auto'"),
+        (("--spec-type", "ngram-mod", "--draft", "many"), "need an integer, got 'many'"),
+        (("--spec-type", "ngram-mod", "--draft", "auto", "--spec-draft-sampling", "probabilistic"), "give a number"),
         (("--spec-type", "ngram-mod", "--spec-draft-n-max", "2", "--draft-min", "3"), "from 0 to 2, got 3"),
         (("--spec-type", "ngram-mod", "--spec-draft-sampling", "best"), "invalid choice: 'best'"),
         (("--spec-draft-n-max", "3"), "--spec-draft-n-max needs --spec-type"),

@@ -1,0 +1,195 @@
+"""Which drafter drafts in a round, and how far: the choice with the most expected tokens per predicted second.
+
+    tokens(n) = 1 + sum over i <= n of product over j <= i of a(j);  seconds(n) = pass(1 + n) + begin + n * step
+
+``a(j)``: how often the token at index j of a drafter's drafts was right where those before it were, newer rounds
+counting more; an index that was never seen is taken to be like the one before it. Times are measured. Where nothing
+pays nothing is drafted. Once in a while a drafter that is not chosen is tried again, rarer the longer it has not paid.
+Units: seconds; rows of a pass count the pending token, so that a draft of n tokens takes n + 1.
+Source: the throughput model of spec/model.md, appendix A.
+Holds: ``Controller``, which neither looks at a clock nor draws a number: the same observations give the same choices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field
+
+MOST_DEPTH = 64
+_FORGET = 0.95
+_PRIOR_WEIGHT = 1.0
+_FIRST_GUESS = 0.7
+_SLOPE_GUESS = 0.1
+_KEEP = 0.85
+_OUTLIER = 2.0
+_MARGIN = 1.01
+_PROBE_DEPTH = 3
+_SOON = 2
+_STALE_SEEN = 4.0
+_LEARN = 0.1
+_FIRST_WAIT, _LONGEST_WAIT = 16, 384
+
+
+@dataclass(slots=True)
+class _Mean:
+    """A running mean that one slow pass does not move far."""
+
+    value: float = 0.0
+    is_known: bool = False
+
+    def add(self, sample: float) -> None:
+        if not self.is_known:
+            self.value, self.is_known = sample, True
+            return
+        bounded = min(sample, _OUTLIER * self.value)
+        self.value = _KEEP * self.value + (1.0 - _KEEP) * bounded
+
+
+@dataclass(slots=True)
+class _Record:
+    """What a drafter has brought, by index, and what a draft costs beside the pass. ``usual``: how often the first
+    token was right, over a longer time."""
+
+    right: list[float] = field(default_factory=list)
+    seen: list[float] = field(default_factory=list)
+    seconds: dict[int, _Mean] = field(default_factory=dict)
+    usual: float = _FIRST_GUESS
+    wait: int = _FIRST_WAIT
+    until_probe: int = _SOON
+
+    def observe(self, n_drafted: int, n_right: int) -> None:
+        if n_drafted > 0:
+            self.usual += _LEARN * ((1.0 if n_right > 0 else 0.0) - self.usual)
+        for i in range(min(n_right + 1, n_drafted)):
+            if i == len(self.seen):
+                self.seen.append(0.0)
+                self.right.append(0.0)
+            self.seen[i] = _FORGET * self.seen[i] + 1.0
+            self.right[i] = _FORGET * self.right[i] + (1.0 if i < n_right else 0.0)
+
+
+    def fade(self) -> None:
+        """What was seen long ago says no more than a few rounds of now."""
+        for i, seen in enumerate(self.seen):
+            share = min(1.0, _STALE_SEEN / seen) if seen > 0.0 else 1.0
+            self.seen[i] *= share
+            self.right[i] *= share
+
+    def tokens(self, depth: int) -> list[float]:
+        """Expected tokens of a round by the length of its draft."""
+        expected, likely, before = [1.0], 1.0, self.usual
+        for i in range(depth):
+            right, seen = (self.right[i], self.seen[i]) if i < len(self.seen) else (0.0, 0.0)
+            before = (right + _PRIOR_WEIGHT * before) / (seen + _PRIOR_WEIGHT)
+            likely *= before
+            expected.append(expected[-1] + likely)
+        return expected
+
+    def draft_seconds(self, depth: int) -> float:
+        """Of making a draft; in between and beyond what was measured along a line."""
+        return _along(self.seconds, depth, 0.0)
+
+
+def _along(known: Mapping[int, _Mean], at: int, slope_guess: float) -> float:
+    """The value at a place between measured ones, or beyond them by the slope of the two nearest."""
+    places = sorted(known)
+    if not places:
+        return 0.0
+    if at in known:
+        return known[at].value
+    below = [place for place in places if place < at]
+    above = [place for place in places if place > at]
+    if below and above:
+        a, b = below[-1], above[0]
+    elif len(places) > 1:
+        a, b = (below[-2], below[-1]) if len(below) > 1 else (above[0], above[1])
+    else:
+        only = places[0]
+        return max(known[only].value * (1.0 + slope_guess * (at - only)), 0.0)
+    slope = max((known[b].value - known[a].value) / (b - a), 0.0)
+    return max(known[a].value + slope * (at - a), 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """``drafter`` drafts ``depth`` tokens; None and 0: nobody does. ``is_probe``: to see whether it would pay again."""
+
+    drafter: str | None = None
+    depth: int = 0
+    is_probe: bool = False
+
+
+NOTHING = Decision()
+
+
+class Controller:
+    """Decides before each round, and is told what it brought. ``order``: who drafts first where two pay alike."""
+
+    def __init__(self, order: tuple[str, ...]) -> None:
+        self._records = {name: _Record() for name in order}
+        self._passes: dict[int, _Mean] = {}
+        self._is_idle = False
+        self.chosen: dict[str, int] = dict.fromkeys((*order, "none"), 0)
+
+    def fork(self) -> Controller:
+        """One that has observed the same and goes on alone, with counters of its own."""
+        child = Controller(tuple(self._records))
+        child._records, child._passes = deepcopy(self._records), deepcopy(self._passes)
+        return child
+
+    def pass_seconds(self, n_rows: int) -> float:
+        """What a pass of so many rows takes; 0 before any was measured."""
+        return _along(self._passes, n_rows, _SLOPE_GUESS)
+
+    def decide(self, possible: Mapping[str, int]) -> Decision:
+        """``possible``: how many tokens each drafter could draft in this round."""
+        decision = self._decide(possible)
+        self.chosen[decision.drafter or "none"] += 1
+        return decision
+
+    def _decide(self, possible: Mapping[str, int]) -> Decision:
+        plain = self.pass_seconds(1)
+        if plain <= 0.0:
+            return NOTHING
+        best, best_rate = NOTHING, _MARGIN / plain
+        for name, record in self._records.items():
+            depth = min(possible.get(name, 0), MOST_DEPTH)
+            for n, tokens in enumerate(record.tokens(depth)):
+                rate = tokens / (self.pass_seconds(1 + n) + record.draft_seconds(n)) if n else 0.0
+                if rate > best_rate:
+                    best, best_rate = Decision(name, n), rate
+        self._is_idle = best.drafter is None
+        if best.drafter is not None:
+            record = self._records[best.drafter]
+            record.wait, record.until_probe = _FIRST_WAIT, _FIRST_WAIT
+        return self._probe(possible, best) or best
+
+    def _probe(self, possible: Mapping[str, int], best: Decision) -> Decision | None:
+        """Is it time to try one that seems not to pay, or to pay less?"""
+        for name, record in self._records.items():
+            depth = min(possible.get(name, 0), _PROBE_DEPTH)
+            if depth == 0 or name == best.drafter:
+                continue
+            record.until_probe -= 1
+            if record.until_probe <= 0:
+                record.until_probe = record.wait
+                record.wait = min(2 * record.wait, _LONGEST_WAIT)
+                record.fade()
+                return Decision(name, depth, is_probe=True)
+        return None
+
+    def observe(self, name: str, n_drafted: int, n_right: int) -> None:
+        """A draft was judged. Where nothing pays and a trial was right, the next round tries again."""
+        record = self._records[name]
+        record.observe(n_drafted, n_right)
+        if self._is_idle and n_right == n_drafted > 0:
+            record.wait, record.until_probe = _FIRST_WAIT, 0
+
+    def observe_pass(self, n_rows: int, seconds: float) -> None:
+        """A pass was run."""
+        self._passes.setdefault(n_rows, _Mean()).add(seconds)
+
+    def observe_draft(self, name: str, n_drafted: int, seconds: float) -> None:
+        """A draft was made."""
+        self._records[name].seconds.setdefault(n_drafted, _Mean()).add(seconds)
