@@ -1,4 +1,4 @@
-"""Processes with a library that stands in for the driver's (``fake_cuda.c``). The loader finds it, so they are of their own.
+"""Processes with a library that stands in for the driver's (``fake_cuda.c``), which the loader finds.
 
 Holds: ``Driver``. ``MODEL`` is code that opens a small random model there, with images that nobody compiles.
 """

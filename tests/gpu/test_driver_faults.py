@@ -137,7 +137,7 @@ def test_a_failed_launch_loses_nothing(fake: Driver, nth: int) -> None:
     assert last == "whole"
 
 
-@pytest.mark.parametrize("call", ["cuMemcpy2DAsync_v2 3", "cuStreamSynchronize 100", "cuEventRecord 30"])
+@pytest.mark.parametrize("call", ["cuMemcpy2DAsync_v2 3", "cuStreamSynchronize 100"])
 def test_a_failed_call_in_a_conversation_loses_nothing(fake: Driver, call: str) -> None:
     """Some are repeated without a word, the others are errors; the conversation goes on behind either."""
     assert fake.run(PASSES, FAKE_CUDA_FAIL=f"{call} 719").splitlines()[-1] == "whole"

@@ -33,7 +33,8 @@ for name in ("Q8_0", "Q4_K", "MXFP4"):
 files.append(Path(folder) / "experts")
 write_random_hybrid(files[-1], HybridShape(n_layers=4, experts=Experts(), weight_type=kinds["Q8_0"]))
 found = {}
-for file, (k, v) in zip(files, [("q8_0", "q4_0"), ("f16", "bf16"), ("q4_1", "q5_1"), ("iq4_nl", "q5_0"), ("f32", "q8_0")]):
+types = [("q8_0", "q4_0"), ("f16", "bf16"), ("q4_1", "q5_1"), ("iq4_nl", "q5_0"), ("f32", "q8_0")]
+for file, (k, v) in zip(files, types):
     with Model.open(file, device="cuda", ctx_size=1000, cache_type_k=k, cache_type_v=v) as model:
         for key, _ in model._device.kernels():
             found[str(key)] = [key.source, key.macros, key.arch]
