@@ -1,7 +1,7 @@
 /* matmul.cu: activations of 8 bits times quantized weights, with the integer matrix products of the hardware.
  *
  * Kernel matmul(kvs_matmul_params). Macros: KVS_T0, KVS_T1, KVS_T2 types of the parts (of part 0 where there are fewer), KVS_TILES
- * tiles of 8 rows to a block (1, 2, 4, 8), KVS_SWIGLU 1: parts 0 and 1 are gate and up, KVS_EXPERTS 1: tiles belong to experts
+ * tiles of 8 rows to a block (1, 2), KVS_SWIGLU 1: parts 0 and 1 are gate and up, KVS_EXPERTS 1: tiles belong to experts
  * (KVS_TILES 1).
  * Grid: n_row_tiles * panels of all parts (with swiglu of part 0), row tiles fastest, so that neighbours in time read the same
  * panel. Block: 256. No dynamic shared memory. Architecture: 75.

@@ -1,9 +1,11 @@
 /* matmul_wide.cu: matmul.cu for many rows: a block takes eight panels by 64 rows, so that activations are fetched once for 128
  * outputs. The bits are those of matmul.cu.
  *
- * Kernel matmul_wide(kvs_matmul_params). Macros: KVS_T0, KVS_T1, KVS_T2 as there, KVS_SWIGLU likewise.
- * Grid: n_row_tiles (of 64 rows) * eights of panels of all parts (with swiglu of part 0), row tiles fastest. Block: 256, a warp to
- * a panel. No dynamic shared memory. Architecture: 75; from 80 on activations arrive while the block computes.
+ * Kernel matmul_wide(kvs_matmul_params). Macros: KVS_T0, KVS_T1, KVS_T2 as there, KVS_SWIGLU likewise; KVS_SPLIT 1: blocks take one
+ * slice each, and matmul_fold.cu adds them up.
+ * Grid: x: n_row_tiles (of 64 rows) * eights of panels of all parts (with KVS_SWIGLU of part 0), row tiles fastest; y: slices
+ * with KVS_SPLIT, else 1. Block: 256, a warp to a panel. No dynamic shared memory. Architecture: 75; from 80 on activations
+ * arrive while the block computes.
  * Order: that of weight_product.cuh: a warp takes one slice after another.
  * Twin: native/backends/cpu/matmul_reference.c, whose sum is one chain.
  */
@@ -67,13 +69,13 @@ template <int GROUPS> struct stages {
         return (n + UNITS - 1) / UNITS;
     }
 
-    /* On to the next stage; false behind the last. */
-    __device__ bool advance(unsigned int &slice, unsigned int &stage) const
+    /* On to the next stage of slices before `end`; false behind the last. */
+    __device__ bool advance(unsigned int &slice, unsigned int &stage, unsigned int end) const
     {
         stage++;
         while (stage >= count(slice)) {
             stage = 0;
-            if (++slice == KVS_SLICES) {
+            if (++slice >= end) {
                 return false;
             }
         }
@@ -126,7 +128,7 @@ static __device__ __forceinline__ void add_stage(sums_t &sums, const stages<kvs_
     }
 }
 
-/* All slices of this warp's panel, in order. `total` keeps the sum of those that are done. */
+/* Slices of this warp's panel in order: all of them, or the one of this block. */
 template <int TYPE>
 static __device__ __forceinline__ void sum_panel(sums_t &total, const unsigned char *panel, bool has_panel,
                                                  const unsigned char *records, unsigned int n_groups, unsigned int n_rows,
@@ -134,17 +136,18 @@ static __device__ __forceinline__ void sum_panel(sums_t &total, const unsigned c
 {
     constexpr int GROUPS = kvs_unit<TYPE>::GROUPS;
     const stages<GROUPS> s = {(n_groups + GROUPS - 1) / GROUPS};
-    unsigned int next_slice = 0, next_stage = 0, buffer = 0;
-    fetch(s, 0, 0, records, n_groups, n_rows, staged[0]);
+    const unsigned int first = KVS_SPLIT ? blockIdx.y : 0, end = KVS_SPLIT ? blockIdx.y + 1 : KVS_SLICES;
+    unsigned int next_slice = first, next_stage = 0, buffer = 0;
+    fetch(s, first, 0, records, n_groups, n_rows, staged[0]);
     end_copies();
     __syncthreads();
 #pragma unroll 1
-    for (unsigned int slice = 0; slice < KVS_SLICES; slice++) {
+    for (unsigned int slice = first; slice < end; slice++) {
         sums_t sums = {};
         const unsigned int n_stages = s.count(slice);
 #pragma unroll 1
         for (unsigned int stage = 0; stage < n_stages; stage++) {
-            if (s.advance(next_slice, next_stage)) {
+            if (s.advance(next_slice, next_stage, end)) {
                 fetch(s, next_slice, next_stage, records, n_groups, n_rows, staged[buffer ^ 1]);
             }
             if (has_panel) {
@@ -158,7 +161,7 @@ static __device__ __forceinline__ void sum_panel(sums_t &total, const unsigned c
         for (int tile = 0; tile < TILES; tile++) {
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                total[tile][i] = slice == 0 ? sums[tile][i] : __fadd_rn(total[tile][i], sums[tile][i]);
+                total[tile][i] = slice == first ? sums[tile][i] : __fadd_rn(total[tile][i], sums[tile][i]);
             }
         }
     }
@@ -191,28 +194,44 @@ static __device__ float scaled(const kvs_matmul_part_params &part, unsigned int 
     return part.scales == 0 ? sum : __fmul_rn(sum, ((const float *)part.scales)[column / part.scale_run]);
 }
 
-/* Sums where their rows and columns say. With swiglu the first pass leaves scaled gates in `out`, the second finds them there. */
+/* A sum where its row and column say. With swiglu the first pass leaves scaled gates in `out`, the second finds them there. */
+static __device__ __forceinline__ void store_sum(const kvs_matmul_params &p, unsigned int part, unsigned int row, unsigned int column,
+                                                 float sum)
+{
+    const kvs_matmul_part_params &target = p.part[KVS_SWIGLU ? 0 : part];
+    float *out = (float *)target.out + (unsigned long long)row * target.out_stride + column;
+    float y = scaled(p.part[part], column, sum);
+    if (KVS_SWIGLU && part == 1) {
+        y = __fmul_rn(kvs_silu(*out), y);
+    } else if (p.epilogue == KVS_STORE_ADD) {
+        y = __fadd_rn(*out, y);
+    }
+    *out = y;
+}
+
 static __device__ void store(const kvs_matmul_params &p, const place &at, unsigned int part, const sums_t &total)
 {
     const unsigned int lane = threadIdx.x % 32;
-    const kvs_matmul_part_params &weights = p.part[part], &target = p.part[KVS_SWIGLU ? 0 : part];
+    unsigned int first_column = 0, n_columns = 0; /* of the partial sums: padded, parts side by side */
+    for (unsigned int i = 0; i < p.n_parts; i++) {
+        first_column += i < part ? p.part[i].n_panels * ROWS : 0;
+        n_columns += p.part[i].n_panels * ROWS;
+    }
 #pragma unroll
     for (int tile = 0; tile < TILES; tile++) {
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             const unsigned int row = tile * KVS_ACT_TILE + lane % 4 * 2 + i % 2;
             const unsigned int column = at.panel * ROWS + lane / 4 + i / 2 * 8;
-            if (row >= at.n_rows || column >= weights.n) {
+            if (row >= at.n_rows || column >= p.part[part].n) {
                 continue;
             }
-            float *out = (float *)target.out + (unsigned long long)(at.first_row + row) * target.out_stride + column;
-            float y = scaled(weights, column, total[tile][i]);
-            if (KVS_SWIGLU && part == 1) {
-                y = __fmul_rn(kvs_silu(*out), y);
-            } else if (p.epilogue == KVS_STORE_ADD) {
-                y = __fadd_rn(*out, y);
+            if (KVS_SPLIT) {
+                const unsigned long long at_row = (unsigned long long)blockIdx.y * p.n_rows + at.first_row + row;
+                ((float *)p.partials)[at_row * n_columns + first_column + column] = total[tile][i];
+            } else {
+                store_sum(p, part, at.first_row + row, column, total[tile][i]);
             }
-            *out = y;
         }
     }
 }

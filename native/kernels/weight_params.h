@@ -38,12 +38,13 @@ typedef struct kvs_matmul_part_params {
     unsigned int scale_run;  /* output values to a scale */
 } kvs_matmul_part_params;
 
-/* matmul.cu. With experts (tile_experts not 0) a tile of 8 slots belongs to one expert, whose panels begin
+/* matmul.cu, matmul_wide.cu, matmul_fold.cu. With experts (tile_experts not 0) a tile of 8 slots belongs to one expert, whose panels begin
  * expert * n_panels further on, and whose scale is scales[expert]. */
 typedef struct kvs_matmul_params {
     unsigned long long records;      /* of the activations */
     unsigned long long tile_experts; /* [n_tiles] or 0 */
     unsigned long long n_tiles_used; /* one unsigned int on the device, with experts */
+    unsigned long long partials;     /* [8 slices][n_rows][columns of all panels] float32, where slices are apart */
     kvs_matmul_part_params part[KVS_MATMUL_MAX_PARTS];
     unsigned int n_parts;
     unsigned int n_rows;

@@ -38,6 +38,7 @@ _STRUCTS = {
     "act_quantize": "kvs_act_params",
     "matmul": "kvs_matmul_params",
     "matmul_wide": "kvs_matmul_params",
+    "matmul_fold": "kvs_matmul_params",
     "matmul_float": "kvs_matmul_float_params",
     "embed": "kvs_embed_params",
     "experts": "kvs_experts_params",

@@ -1,5 +1,5 @@
 /* launch_matmul.c: matmuls and embedding rows. Scratch of a matmul: records of the activations; where a float weight takes normed
- * rows, those; where a swiglu takes two kernels, the rows of its second part. */
+ * rows, those; where a swiglu takes two kernels, the rows of its second part; partial sums. */
 #include "backends/cuda/product.h"
 
 #include "kernels/weight_form.h"
@@ -10,6 +10,7 @@ typedef struct layout {
     uint64_t records;
     uint64_t normed;
     uint64_t up;
+    uint64_t partials;
     uint64_t bytes;
     bool has_quantized;
     bool has_normed;
@@ -19,9 +20,11 @@ typedef struct layout {
 static bool lay_out(const kvs_bound_op *op, uint64_t n_rows, layout *made)
 {
     bool has_float = false;
+    kvs_cuda_factor parts[KVS_MATMUL_MAX_PARTS];
     *made = (layout){0};
     for (uint32_t i = 0; i < op->u[0]; i++) {
         const bool is_float = kvs_form_is_float(op->weights[i]->type);
+        parts[i] = (kvs_cuda_factor){.type = op->weights[i]->type, .n = op->weights[i]->n};
         has_float = has_float || is_float;
         made->has_quantized = made->has_quantized || !is_float;
     }
@@ -32,7 +35,8 @@ static bool lay_out(const kvs_bound_op *op, uint64_t n_rows, layout *made)
     return kvs_cuda_act_bytes(k, n_rows, &record_bytes) &&
            kvs_cuda_reserve(&made->bytes, made->has_quantized ? record_bytes : 0, 1, &made->records) &&
            kvs_cuda_reserve(&made->bytes, made->has_normed ? n_rows * k : 0, sizeof(float), &made->normed) &&
-           kvs_cuda_reserve(&made->bytes, made->has_up ? n_rows * op->weights[1]->n : 0, sizeof(float), &made->up);
+           kvs_cuda_reserve(&made->bytes, made->has_up ? n_rows * op->weights[1]->n : 0, sizeof(float), &made->up) &&
+           kvs_cuda_reserve(&made->bytes, kvs_cuda_partial_bytes(parts, op->u[0], n_rows), 1, &made->partials);
 }
 
 kvs_status kvs_cuda_scratch_matmul(kvs_cuda_launcher *launcher, const kvs_bound_op *op, uint32_t max_rows, uint64_t *bytes)
@@ -102,6 +106,7 @@ kvs_status kvs_cuda_launch_matmul(kvs_cuda_launcher *launcher, const kvs_bound_o
     }
     product.records = scratch + made.records;
     product.up = scratch + made.up;
+    product.partials = scratch + made.partials;
     const kvs_status status = prepare_rows(launcher, op, &made, &product);
     if (status != KVS_OK) {
         return status;

@@ -11,9 +11,13 @@
 #define FLOAT_THREADS 128u
 #define FLOAT_COLUMNS 4u /* to a block */
 #define GLU_THREADS 256u
-#define MAX_TILES 8u     /* of rows, to a block */
-#define WIDE_ROWS 128u   /* from here on blocks take several panels */
+#define FOLD_THREADS 256u
+#define NARROW_ROWS 16u  /* up to here a block takes one panel */
+#define WIDE_ROWS 64u    /* of a block that takes several */
 #define WIDE_PANELS 8u
+#define SLICES 8u        /* weight_product.cuh */
+/* So many blocks leave most of a large card idle, so that slices are taken apart. It bounds what partial sums take: 16 MiB. */
+#define SPLIT_BLOCKS 64u
 
 uint64_t kvs_cuda_act_groups(uint64_t k)
 {
@@ -53,21 +57,45 @@ static uint32_t scale_run(const kvs_cuda_factor *part)
 }
 
 /* How a launch is cut. Every way gives a row the same bits. */
-typedef struct cut {
-    bool is_wide;
-    uint32_t tiles;  /* of 8 rows, to a block */
-    uint32_t panels; /* to a block */
+typedef enum cut {
+    CUT_NARROW, /* a block to a panel and one or two tiles of rows, a warp to a slice */
+    CUT_WIDE,   /* a block to eight panels and 64 rows */
+    CUT_SPLIT   /* the same, with blocks for each slice, and a kernel that adds them up */
 } cut;
 
-static cut cut_of(const kvs_cuda_product *product)
+/* Blocks of eight panels by 64 rows. */
+static uint64_t wide_blocks(uint64_t n_eights, uint64_t n_rows)
 {
-    const bool has_experts = product->tile_experts != 0;
-    cut made = {.is_wide = !has_experts && product->n_rows >= WIDE_ROWS, .tiles = 1, .panels = 1};
-    while (!has_experts && made.tiles < MAX_TILES && made.tiles * KVS_ACT_TILE < product->n_rows) {
-        made.tiles *= 2;
+    return n_eights * kvs_div_up(n_rows, WIDE_ROWS);
+}
+
+static cut choose_cut(uint64_t n_eights, uint64_t n_rows)
+{
+    if (n_rows <= NARROW_ROWS) {
+        return CUT_NARROW;
     }
-    made.panels = made.is_wide ? WIDE_PANELS : 1;
-    return made;
+    return wide_blocks(n_eights, n_rows) <= SPLIT_BLOCKS ? CUT_SPLIT : CUT_WIDE;
+}
+
+static uint64_t eights_of(uint64_t n)
+{
+    return kvs_div_up(n, (uint64_t)KVS_FORM_ROWS * WIDE_PANELS);
+}
+
+uint64_t kvs_cuda_partial_bytes(const kvs_cuda_factor *parts, uint32_t n_parts, uint64_t max_rows)
+{
+    uint64_t n_eights = 0, n_columns = 0;
+    for (uint32_t i = 0; i < n_parts; i++) {
+        if (!kvs_form_is_float(parts[i].type)) {
+            n_eights += eights_of(parts[i].n);
+            n_columns += kvs_div_up(parts[i].n, KVS_FORM_ROWS) * KVS_FORM_ROWS;
+        }
+    }
+    if (n_eights == 0 || n_eights > SPLIT_BLOCKS || max_rows <= NARROW_ROWS) {
+        return 0;
+    }
+    const uint64_t most = SPLIT_BLOCKS / n_eights * WIDE_ROWS;
+    return SLICES * n_columns * (max_rows < most ? max_rows : most) * sizeof(float);
 }
 
 static kvs_matmul_part_params part_params(const kvs_cuda_factor *part)
@@ -81,56 +109,110 @@ static kvs_matmul_part_params part_params(const kvs_cuda_factor *part)
                                     .scale_run = scale_run(part)};
 }
 
-static kvs_cuda_key quantized_key(const kvs_cuda_product *product, const cut *how, const int types[KVS_MATMUL_MAX_PARTS])
+/* A launch of quantized parts. */
+typedef struct quantized {
+    kvs_matmul_params params;
+    kvs_cuda_macro types[KVS_MATMUL_MAX_PARTS];
+    uint64_t n_panels; /* of the parts that have blocks of their own */
+    uint64_t n_eights; /* likewise */
+    uint64_t all_eights;
+    bool is_swiglu;
+    bool has_experts;
+} quantized;
+
+static quantized quantized_parts(const kvs_cuda_product *product)
 {
-    const kvs_cuda_macro t0 = {"KVS_T0", types[0]}, t1 = {"KVS_T1", types[1]}, t2 = {"KVS_T2", types[2]};
-    const kvs_cuda_macro swiglu = {"KVS_SWIGLU", product->epilogue == KVS_STORE_SWIGLU};
-    if (how->is_wide) {
-        return (kvs_cuda_key){.source = "matmul_wide", .kernel = "matmul_wide", .n_macros = 4, .macros = {t0, t1, t2, swiglu}};
+    static const char *const names[KVS_MATMUL_MAX_PARTS] = {"KVS_T0", "KVS_T1", "KVS_T2"};
+    quantized q = {.is_swiglu = product->epilogue == KVS_STORE_SWIGLU, .has_experts = product->tile_experts != 0};
+    q.params = (kvs_matmul_params){.records = product->records,
+                                   .tile_experts = product->tile_experts,
+                                   .n_tiles_used = product->n_tiles_used,
+                                   .partials = product->partials,
+                                   .n_rows = product->n_rows,
+                                   .n_groups = (uint32_t)kvs_cuda_act_groups(product->k),
+                                   .epilogue = product->epilogue};
+    for (uint32_t i = 0; i < product->n_parts; i++) {
+        const kvs_cuda_factor *part = &product->part[i];
+        if (!kvs_form_is_float(part->type)) {
+            const bool has_blocks = !q.is_swiglu || i == 0;
+            q.types[q.params.n_parts] = (kvs_cuda_macro){names[q.params.n_parts], part->type};
+            q.params.part[q.params.n_parts] = part_params(part);
+            q.n_panels += has_blocks ? q.params.part[q.params.n_parts].n_panels : 0;
+            q.n_eights += has_blocks ? eights_of(part->n) : 0;
+            q.all_eights += eights_of(part->n);
+            q.params.n_parts++;
+        }
     }
-    return (kvs_cuda_key){
-        .source = "matmul",
-        .kernel = "matmul",
-        .n_macros = 6,
-        .macros = {t0, t1, t2, swiglu, {"KVS_TILES", (int32_t)how->tiles}, {"KVS_EXPERTS", product->tile_experts != 0}}};
+    for (uint32_t i = q.params.n_parts; i < KVS_MATMUL_MAX_PARTS; i++) {
+        q.types[i] = (kvs_cuda_macro){names[i], q.types[0].value};
+    }
+    return q;
+}
+
+static kvs_status launch_quantized(kvs_cuda_launcher *launcher, const quantized *q, const kvs_cuda_key *key, uint64_t n_blocks,
+                                   uint32_t n_slices)
+{
+    if (n_blocks > INT32_MAX) {
+        return kvs_fail(launcher->device, KVS_EUNSUPPORTED, "a matmul of %u rows by %u output values is too large",
+                        q->params.n_rows, q->params.part[0].n);
+    }
+    return kvs_cuda_launch(launcher, key, (kvs_cuda_dim){(uint32_t)n_blocks, n_slices, 1},
+                           (kvs_cuda_dim){MATMUL_THREADS, 1, 1}, 0, &q->params, sizeof q->params);
+}
+
+static kvs_status run_narrow(kvs_cuda_launcher *launcher, quantized *q)
+{
+    const uint32_t tiles = q->has_experts || q->params.n_rows <= KVS_ACT_TILE ? 1 : 2;
+    const kvs_cuda_key key = {.source = "matmul",
+                              .kernel = "matmul",
+                              .n_macros = 6,
+                              .macros = {q->types[0],
+                                         q->types[1],
+                                         q->types[2],
+                                         {"KVS_SWIGLU", q->is_swiglu},
+                                         {"KVS_TILES", (int32_t)tiles},
+                                         {"KVS_EXPERTS", q->has_experts}}};
+    q->params.n_row_tiles = (uint32_t)kvs_div_up(q->params.n_rows, (uint64_t)tiles * KVS_ACT_TILE);
+    return launch_quantized(launcher, q, &key, q->n_panels * q->params.n_row_tiles, 1);
+}
+
+/* Apart, both parts of a swiglu have blocks of their own. */
+static kvs_status run_wide(kvs_cuda_launcher *launcher, quantized *q, bool is_split)
+{
+    const kvs_cuda_key key = {
+        .source = "matmul_wide",
+        .kernel = "matmul_wide",
+        .n_macros = 5,
+        .macros = {q->types[0], q->types[1], q->types[2], {"KVS_SWIGLU", q->is_swiglu && !is_split}, {"KVS_SPLIT", is_split}}};
+    q->params.n_row_tiles = (uint32_t)kvs_div_up(q->params.n_rows, WIDE_ROWS);
+    const uint64_t n_eights = is_split ? q->all_eights : q->n_eights;
+    return launch_quantized(launcher, q, &key, n_eights * q->params.n_row_tiles, is_split ? SLICES : 1);
+}
+
+static kvs_status fold_slices(kvs_cuda_launcher *launcher, const quantized *q)
+{
+    static const kvs_cuda_key key = {.source = "matmul_fold", .kernel = "matmul_fold"};
+    uint64_t n_columns = 0;
+    for (uint32_t i = 0; i < (q->is_swiglu ? 1 : q->params.n_parts); i++) {
+        n_columns += (uint64_t)q->params.part[i].n_panels * KVS_FORM_ROWS;
+    }
+    const kvs_cuda_dim grid = {(uint32_t)kvs_div_up(n_columns, FOLD_THREADS), q->params.n_rows, 1};
+    return kvs_cuda_launch(launcher, &key, grid, (kvs_cuda_dim){FOLD_THREADS, 1, 1}, 0, &q->params, sizeof q->params);
 }
 
 /* The quantized parts of a product; with swiglu both are. */
 static kvs_status run_quantized(kvs_cuda_launcher *launcher, const kvs_cuda_product *product)
 {
-    const bool is_swiglu = product->epilogue == KVS_STORE_SWIGLU;
-    const cut how = cut_of(product);
-    int types[KVS_MATMUL_MAX_PARTS];
-    kvs_matmul_params params = {.records = product->records,
-                                .tile_experts = product->tile_experts,
-                                .n_tiles_used = product->n_tiles_used,
-                                .n_rows = product->n_rows,
-                                .n_groups = (uint32_t)kvs_cuda_act_groups(product->k),
-                                .n_row_tiles = (uint32_t)kvs_div_up(product->n_rows, (uint64_t)how.tiles * KVS_ACT_TILE),
-                                .epilogue = product->epilogue};
-    uint64_t n_blocks = 0;
-    for (uint32_t i = 0; i < product->n_parts; i++) {
-        if (!kvs_form_is_float(product->part[i].type)) {
-            types[params.n_parts] = product->part[i].type;
-            params.part[params.n_parts] = part_params(&product->part[i]);
-            n_blocks += is_swiglu && i != 0 ? 0 : kvs_div_up(params.part[params.n_parts].n_panels, how.panels);
-            params.n_parts++;
-        }
-    }
-    if (params.n_parts == 0) {
+    quantized q = quantized_parts(product);
+    if (q.params.n_parts == 0) {
         return KVS_OK;
     }
-    for (uint32_t i = params.n_parts; i < KVS_MATMUL_MAX_PARTS; i++) {
-        types[i] = types[0];
+    const cut how = q.has_experts ? CUT_NARROW : choose_cut(q.all_eights, product->n_rows);
+    if (how == CUT_NARROW) {
+        return run_narrow(launcher, &q);
     }
-    n_blocks *= params.n_row_tiles;
-    if (n_blocks > INT32_MAX) {
-        return kvs_fail(launcher->device, KVS_EUNSUPPORTED, "a matmul of %u rows by %llu output values is too large",
-                        product->n_rows, (kvs_ull)product->part[0].n);
-    }
-    const kvs_cuda_key key = quantized_key(product, &how, types);
-    return kvs_cuda_launch(launcher, &key, (kvs_cuda_dim){(uint32_t)n_blocks, 1, 1}, (kvs_cuda_dim){MATMUL_THREADS, 1, 1}, 0,
-                           &params, sizeof params);
+    const kvs_status status = run_wide(launcher, &q, how == CUT_SPLIT);
+    return status == KVS_OK && how == CUT_SPLIT ? fold_slices(launcher, &q) : status;
 }
 
 static kvs_status run_float(kvs_cuda_launcher *launcher, const kvs_cuda_product *product, const kvs_cuda_factor *part)

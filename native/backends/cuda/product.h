@@ -25,6 +25,7 @@ typedef struct kvs_cuda_product {
     uint64_t x;            /* float32 rows, for float weights */
     uint64_t records;      /* of the same rows, for the others */
     uint64_t up;           /* room for the second part of a swiglu, [n_rows][n], where kvs_cuda_needs_up says so */
+    uint64_t partials;     /* room of kvs_cuda_partial_bytes; not with experts */
     uint64_t tile_experts; /* 0: no experts */
     uint64_t n_tiles_used;
 } kvs_cuda_product;
@@ -34,6 +35,9 @@ uint64_t kvs_cuda_act_groups(uint64_t k);
 
 /* Bytes of the records of n_rows rows of k values. False: too many. */
 bool kvs_cuda_act_bytes(uint64_t k, uint64_t n_rows, uint64_t *bytes);
+
+/* Room for partial sums of any pass of up to max_rows rows. Of the parts types and sizes count. */
+uint64_t kvs_cuda_partial_bytes(const kvs_cuda_factor *parts, uint32_t n_parts, uint64_t max_rows);
 
 /* Whether a swiglu of weights of these types cannot be formed in one kernel. */
 bool kvs_cuda_needs_up(int gate_type, int up_type);
