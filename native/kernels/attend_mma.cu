@@ -337,9 +337,8 @@ __device__ inline v_words load_v(const kvs_u8 *v, kvs_u32 row, kvs_u32 block, kv
         loaded.words[0] = two.x, loaded.words[sizeof loaded.words / 4 - 1] = two.y;
     } else if (v_traits::is_nibbles) {
         const kvs_u32 word = *(const kvs_u32 *)(codes + 4 * (g % 4));
-        kvs_u32 bytes[2];
-        kvs_kv_octet_bytes<KVS_TYPE_V>(word, word, kvs_kv_load_high<KVS_TYPE_V, KVS_DIM_V>(v, row, block), g % 4, bytes);
-        loaded.words[0] = g < 4 ? bytes[0] : bytes[1];
+        loaded.words[0] =
+            kvs_kv_quad_bytes<KVS_TYPE_V>(word, kvs_kv_load_high<KVS_TYPE_V, KVS_DIM_V>(v, row, block), g);
     } else {
         loaded.words[0] = *(const kvs_u32 *)(codes + 4 * g) ^ 0x80808080u;
     }
@@ -356,13 +355,12 @@ __device__ inline kvs_split scaled_pair(kvs_u32 codes, kvs_u32 scales, kvs_u32 m
 {
     kvs_split split;
     split.high = kvs_halves_mul(codes, scales);
-    split.low = kvs_halves_fma(codes, scales, kvs_halves_neg(split.high));
+    split.low = kvs_halves_fms(codes, scales, split.high);
     if (v_traits::has_minimum) {
         const kvs_u32 product = split.high, sum = kvs_halves_add(product, minima);
-        const kvs_u32 of_minimum = kvs_halves_add(sum, kvs_halves_neg(product));
-        const kvs_u32 of_product = kvs_halves_add(sum, kvs_halves_neg(of_minimum));
-        const kvs_u32 rest = kvs_halves_add(kvs_halves_add(product, kvs_halves_neg(of_product)),
-                                            kvs_halves_add(minima, kvs_halves_neg(of_minimum)));
+        const kvs_u32 of_minimum = kvs_halves_sub(sum, product);
+        const kvs_u32 of_product = kvs_halves_sub(sum, of_minimum);
+        const kvs_u32 rest = kvs_halves_add(kvs_halves_sub(product, of_product), kvs_halves_sub(minima, of_minimum));
         split.high = sum;
         split.low = kvs_halves_add(split.low, rest);
     }

@@ -117,6 +117,18 @@ template <int TYPE> __device__ inline void kvs_kv_octet_bytes(kvs_u32 first, kvs
     }
 }
 
+/* Codes 4 * quad .. 4 * quad + 3 of a block of nibbles, from word quad % 4. */
+template <int TYPE> __device__ inline kvs_u32 kvs_kv_quad_bytes(kvs_u32 word, kvs_u32 high, kvs_u32 quad)
+{
+    if (TYPE == KVS_KV_IQ4_NL) {
+        kvs_u32 bytes[2];
+        kvs_kv_octet_bytes<TYPE>(word, word, high, quad % 4, bytes);
+        return quad < 4 ? bytes[0] : bytes[1];
+    }
+    const kvs_u32 low = word >> (quad & 4u) & 0x0f0f0f0fu;
+    return kvs_kv_traits<TYPE>::has_high ? low | kvs_spread_high(high >> (4 * quad)) : low;
+}
+
 /* Four halves in two words. */
 template <int TYPE> __device__ inline void kvs_kv_halves(kvs_u32 first, kvs_u32 second, float *values)
 {

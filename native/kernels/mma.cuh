@@ -46,18 +46,21 @@ __device__ inline kvs_u32 kvs_halves_mul(kvs_u32 a, kvs_u32 b)
     return product;
 }
 
-__device__ inline kvs_u32 kvs_halves_fma(kvs_u32 a, kvs_u32 b, kvs_u32 c)
+/* a * b - c */
+__device__ inline kvs_u32 kvs_halves_fms(kvs_u32 a, kvs_u32 b, kvs_u32 c)
 {
-    kvs_u32 sum;
-    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(sum) : "r"(a), "r"(b), "r"(c));
-    return sum;
+    kvs_u32 rest;
+    asm("{ .reg .b32 n; neg.f16x2 n, %3; fma.rn.f16x2 %0, %1, %2, n; }" : "=r"(rest) : "r"(a), "r"(b), "r"(c));
+    return rest;
+}
+
+__device__ inline kvs_u32 kvs_halves_sub(kvs_u32 a, kvs_u32 b)
+{
+    kvs_u32 rest;
+    asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(rest) : "r"(a), "r"(b));
+    return rest;
 }
 #endif
-
-__device__ inline kvs_u32 kvs_halves_neg(kvs_u32 a)
-{
-    return a ^ 0x80008000u;
-}
 
 /* Bytes 0 and 1 (SECOND: 2 and 3) as halves, less `offset`: 1024 + byte is an exact half whose low bits are the byte. */
 template <int OFFSET, bool SECOND> __device__ inline kvs_u32 kvs_bytes_to_halves(kvs_u32 bytes)

@@ -340,10 +340,16 @@ inline unsigned kvs_halves_mul(unsigned a, unsigned b)
     return host::on_halves([=](int i) { return host::half_value(a >> i & 0xffff) * host::half_value(b >> i & 0xffff); });
 }
 
-inline unsigned kvs_halves_fma(unsigned a, unsigned b, unsigned c)
+inline unsigned kvs_halves_sub(unsigned a, unsigned b)
+{
+    return kvs_halves_add(a, b ^ 0x80008000u);
+}
+
+inline unsigned kvs_halves_fms(unsigned a, unsigned b, unsigned c)
 {
     return host::on_halves([=](int i) {
-        return fma(host::half_value(a >> i & 0xffff), host::half_value(b >> i & 0xffff), host::half_value(c >> i & 0xffff));
+        const double of_a = host::half_value(a >> i & 0xffff), of_b = host::half_value(b >> i & 0xffff);
+        return fma(of_a, of_b, -host::half_value(c >> i & 0xffff));
     });
 }
 
