@@ -483,6 +483,13 @@ class Session:
         """
         if not isinstance(message, str | Sequence):
             raise InvalidArgument(f"message must be text or a sequence of messages, got {type(message).__name__}")
+        for name, given, kind in (
+            ("template", template, ChatTemplate),
+            ("reasoning", reasoning, Reasoning),
+            ("variables", variables, Mapping),
+        ):
+            if given is not None and not isinstance(given, kind):
+                raise InvalidArgument(f"{name} must be {kind.__name__}, got {type(given).__name__}")
         turn = [{"role": "user", "content": message}] if isinstance(message, str) else list(message)
         setting = ChatSetting(template or self.model.chat_template, tools, reasoning or Reasoning(), variables)
         tokenizer = self.model.tokenizer
@@ -634,9 +641,8 @@ class _Generation:
 
     def _prefill(self, ids: Sequence[int], marks: Sequence[int]) -> NDArray[np.float32]:
         """Logits for the first token."""
-        if not ids:
-            self._core.rewind()
-        logits = self._core.forward(ids, on_progress=self._on_progress, marks=marks)
+        phase = Phase.PREFILL if ids else self._core.rewind()
+        logits = self._core.forward(ids, phase=phase, on_progress=self._on_progress, marks=marks)
         self._sampler.restore(SamplerState(seed=self._session.seed, tokens=self._core.tokens))
         self._steps.begin(self._sampler)
         row: NDArray[np.float32] = logits[0]

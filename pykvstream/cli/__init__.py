@@ -52,7 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return BROKEN_PIPE
     except OSError as error:
         _close_stdout()
-        print(f"{PROGRAM}: error: {error.strerror or error}", file=sys.stderr)
+        where = "standard output: " if error.errno == errno.ENOSPC else ""
+        print(f"{PROGRAM}: error: {where}{error.strerror or error}", file=sys.stderr)
         return 1
     return code
 

@@ -27,6 +27,8 @@ from pykvstream.speculation import SpeculationParams
 from pykvstream.text.chat import ChatTemplate
 from pykvstream.text.prompt import ChatSetting
 
+_PLAIN = ("/quit", "/exit", "/stats", "/clear", "/help")
+"""Commands without an argument."""
 _PROMPT = "> "
 _MORE = ". "
 _HELP = """\
@@ -147,7 +149,9 @@ class Conversation:
         try:
             with replacing(Path(name).expanduser()) as file:
                 file.write(self.markdown().encode(errors="replace"))
-        except (KvStreamError, OSError, ValueError, RuntimeError) as error:
+        except OSError as error:
+            note(f"not saved: {name!r}: {error.strerror}")
+        except (KvStreamError, ValueError, RuntimeError) as error:
             note(f"not saved: {error}")
         else:
             note(f"saved {len(self.turns)} turns to {name}")
@@ -222,6 +226,8 @@ def _obey(conversation: Conversation, message: str) -> bool:
         return True
     if not command.startswith("/") or command.startswith("//"):
         conversation.say(message[1:] if command.startswith("//") else message)
+    elif rest.strip() and command in _PLAIN:
+        note(f"{command} takes no argument")
     elif command in ("/quit", "/exit"):
         return False
     elif command == "/stats":

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pykvstream.cli.values import integer, probability
 from pykvstream.errors import InvalidArgument, KvStreamError, NotFound
-from pykvstream.runtime.ngram_file import load_ngram_counts, save_ngram_counts
+from pykvstream.runtime.ngram_file import check_ngram_file, load_ngram_counts, save_ngram_counts
 from pykvstream.speculation import (
     HEAD_DRAFTER,
     SAMPLINGS,
@@ -146,6 +146,7 @@ def speculation_for(options: DraftingOptions) -> SpeculationParams | None:
     static = None if options.static_file is None else load_ngram_counts(options.static_file)
     dynamic = None
     if options.dynamic_file is not None:
+        check_ngram_file(options.dynamic_file)
         try:
             dynamic = load_ngram_counts(options.dynamic_file)
         except NotFound:

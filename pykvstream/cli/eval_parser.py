@@ -22,7 +22,8 @@ def add_eval(parser: argparse.ArgumentParser) -> None:
     measures = parser.add_subparsers(dest="measure", required=True, metavar="MEASURE")
     for name, (summary, add) in _MEASURES.items():
         measure = measures.add_parser(
-            name, help=summary, description=summary, usage=f"{PROGRAM} eval {name} [FLAGS] MODEL"
+            name, prog=f"{PROGRAM} eval {name}", help=summary, description=summary,
+            usage=f"{PROGRAM} eval {name} [FLAGS] MODEL",
         )
         add(measure)
         _add_output(measure)

@@ -31,6 +31,7 @@ from pykvstream.cli.session import (
 )
 from pykvstream.engine import Piece, Session
 from pykvstream.runtime.session import ForwardProgress
+from pykvstream.runtime.session_file import check_session_path
 from pykvstream.sampling import SamplingParams
 from pykvstream.speculation import SpeculationParams
 
@@ -74,6 +75,8 @@ def run(options: GenerateOptions) -> int:
     prompt = read_prompt(options.prompt) or ""
     drafting = options.generation.drafting
     speculation = speculation_for(drafting)
+    if options.save_file is not None:
+        check_session_path(options.save_file)
     with open_model(options.model, options.output.progress, drafting) as model:
         params = params_for(model, options.generation)
         answer = _Answer()

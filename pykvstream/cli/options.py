@@ -241,6 +241,8 @@ def _refuse_beside_session(args: argparse.Namespace) -> None:
 
 
 def _inspect_options(args: argparse.Namespace) -> InspectOptions:
+    if args.json and args.template:
+        raise InvalidArgument("--template prints the template alone: it does not go with --json")
     return InspectOptions(_model_name(args), args.json, args.tensors, args.template)
 
 

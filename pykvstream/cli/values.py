@@ -40,7 +40,7 @@ def real(text: str) -> float:
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise argparse.ArgumentTypeError(f"need a number, got {text!r}")
+        raise argparse.ArgumentTypeError(f"need a finite number, got {text!r}")
     return value
 
 

@@ -50,7 +50,7 @@ class ModelConfig:
         """Read and check. Raises ``FormatError`` for missing or contradictory keys, ``Unsupported`` by name."""
         arch = file.get_str("general.architecture")
         if arch not in _ROPE_MODE:
-            raise Unsupported(f"architecture {arch!r} is not supported; supported: {', '.join(_ROPE_MODE)}")
+            raise Unsupported(f"architecture {arch[:80]!r} is not supported; supported: {', '.join(_ROPE_MODE)}")
         n_blocks = size_of(file, f"{arch}.block_count", _MAX_LAYERS)
         hybrid = read_hybrid(file, arch, n_blocks) if arch in HYBRIDS else None
         if hybrid is None:

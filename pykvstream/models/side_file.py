@@ -24,7 +24,7 @@ def with_head_of(file: GgufFile, config: ModelConfig) -> ModelConfig:
     hybrid = config.hybrid
     arch = file.get_str("general.architecture")
     if hybrid is None or arch != config.architecture:
-        raise Unsupported(f"{file.path.name} is of architecture {arch!r}; the model is a {config.architecture}")
+        raise Unsupported(f"{file.path.name} is of architecture {arch[:80]!r}; the model is a {config.architecture}")
     n_blocks = size_of(file, f"{arch}.block_count", _MAX_BLOCKS)
     n_mtp = count_of(file, f"{arch}.nextn_predict_layers", n_blocks)
     if n_mtp != 1:

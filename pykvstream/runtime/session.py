@@ -166,12 +166,18 @@ class TokenSession:
         """Append a chosen token; the next pass runs it."""
         self._tokens.append(token)
 
-    def rewind(self) -> None:
-        """Make the last token pending again, so that the next pass yields its logits anew."""
+    def rewind(self) -> Phase:
+        """Make the last token pending, if it is not, so that the next pass yields its logits anew.
+
+        Returns the phase of that pass: a token that was chosen and not run goes on as it would have.
+        """
         with self._target.turn:
             self._reconcile()
+            phase = Phase.DECODE
             if self._tokens and self.n_cached == len(self._tokens):
+                phase = Phase.DECODE if self._is_decoded(len(self._tokens)) else Phase.PREFILL
                 self._go_back(len(self._tokens) - 1)
+            return phase
 
     def cancel(self) -> None:
         """Stop the running pass, or the next one. Any thread."""

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pykvstream.errors import DeviceError, FormatError, InvalidArgument, NotFound
-from pykvstream.runtime.whole_file import replacing
+from pykvstream.runtime.whole_file import check_replaceable, replacing
 
 Bytes = NDArray[np.uint8]
 Gate = Callable[[], None]
@@ -62,6 +62,27 @@ def _path_of(path: object) -> Path:
     return Path(name)
 
 
+def check_session_path(path: str | os.PathLike[str]) -> None:
+    """Whether a session can be saved there.
+
+    Raises ``DeviceError``, and ``InvalidArgument`` for a file that is no session.
+    """
+    where = _path_of(path)
+    name = f"session file {str(where)!r}"
+    try:
+        check_replaceable(where)
+        with where.open("rb") as file:
+            begin = file.read(len(_MAGIC))
+    except FileNotFoundError:
+        if where.parent.is_dir():
+            return
+        raise DeviceError(f"{name}: no such folder") from None
+    except OSError as error:
+        raise DeviceError(f"{name}: {error.strerror}") from None
+    if not _MAGIC.startswith(begin):
+        raise InvalidArgument(f"{name}: the file that is there is no saved session, and stays")
+
+
 def write_sections(
     path: str | os.PathLike[str], sections: Mapping[str, Iterable[memoryview | bytes]], gate: Gate
 ) -> None:
@@ -69,6 +90,7 @@ def write_sections(
     and ``DeviceError``; then nothing has changed, whatever stood under that name.
     """
     where = _path_of(path)
+    check_session_path(where)
     try:
         with replacing(where) as file:
             _write(file, sections, gate)

@@ -1,12 +1,14 @@
 """Writing a file whole or not at all.
 
 Order: another name in the same folder, the disk, the mode, the name.
-Holds: ``replacing``. A file that is there keeps its permissions, and a link to it stays a link. A new one is for its
-owner alone (0600, whatever the umask allows): what is written here is what somebody said to a model.
+Holds: ``replacing``; ``check_replaceable``, which finds before any work what would be refused. A file that is there
+keeps its permissions, and a link to it stays a link. A new one is for its owner alone (0600, whatever the umask
+allows): what is written here is what somebody said to a model.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import tempfile
@@ -40,6 +42,16 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
             os.unlink(temporary)
         raise
     _sync_folder(where.parent)
+
+
+def check_replaceable(path: Path) -> None:
+    """Refuse what ``replacing`` would: Raises ``InvalidArgument`` for what is no file, ``OSError`` for its folder."""
+    where = Path(os.path.realpath(path))
+    _mode_of(where)
+    if not where.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(where.parent))
+    if not os.access(where.parent, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(where.parent))
 
 
 def _mode_of(where: Path) -> int | None:

@@ -6,7 +6,7 @@ Holds: ``SpeculationParams``, ``NgramSize``, ``ModSize``, ``DRAFTERS``, ``HEAD_D
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import Final, Literal
@@ -106,8 +106,16 @@ class SpeculationParams:
     dynamic: NgramCounts | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.types, str):
+        if isinstance(self.types, str) or not isinstance(self.types, Iterable):
             raise InvalidArgument(f"types must be a sequence of names, got {self.types!r}")
+        for name, size, kind in (
+            ("ngram_simple", self.ngram_simple, NgramSize),
+            ("ngram_map_k", self.ngram_map_k, NgramSize),
+            ("ngram_map_k4v", self.ngram_map_k4v, NgramSize),
+            ("ngram_mod", self.ngram_mod, ModSize),
+        ):
+            if not isinstance(size, kind):
+                raise InvalidArgument(f"{name} must be {kind.__name__}, got {size!r}")
         names = [check_drafter(name) for name in self.types]
         if len(set(names)) < len(names):
             raise InvalidArgument(f"types names a drafter twice: {', '.join(names)}")

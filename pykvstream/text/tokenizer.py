@@ -29,6 +29,9 @@ from pykvstream.text.pretokenizers import PRE_TOKENIZERS, PreTokenizer
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
+ANSWER_TAGS = frozenset(("<think>", "</think>", "<tool_call>", "</tool_call>"))
+"""The parts of an answer are told apart by these: they are text, also where a file calls them control tokens."""
+
 MAX_TEXT_CHARS = 1 << 25
 MAX_SPECIAL_CHARS = 512
 # The regular expression engine gives up after ten million retries in one match, and a run of white space
@@ -113,12 +116,12 @@ def _pre_tokenizer(metadata: Mapping[str, object]) -> PreTokenizer:
     if model is None:
         raise FormatError("the tokenizer's kind is missing", key=_KEY + "model")
     if model != "gpt2":
-        raise Unsupported(f"tokenizer model {model!r}: supported is 'gpt2' (byte-level BPE)")
+        raise Unsupported(f"tokenizer model {str(model)[:80]!r}: supported is 'gpt2' (byte-level BPE)")
     pre = metadata.get(_KEY + "pre")
     if pre is None:
         raise FormatError("the pre-tokenizer's name is missing", key=_KEY + "pre")
     if not isinstance(pre, str) or pre not in PRE_TOKENIZERS:
-        raise Unsupported(f"pre-tokenizer {pre!r}: supported are {', '.join(PRE_TOKENIZERS)}")
+        raise Unsupported(f"pre-tokenizer {str(pre)[:80]!r}: supported are {', '.join(PRE_TOKENIZERS)}")
     return PRE_TOKENIZERS[pre]
 
 
@@ -299,7 +302,8 @@ class Tokenizer:
     def token_bytes(self, token: int, *, specials: bool = False) -> bytes:
         """Return the bytes that ``token`` adds to the text, those of a control token only with ``specials``.
 
-        Unused tokens and padding rows have no bytes. An id outside the output matrix is refused.
+        ``ANSWER_TAGS`` are text in any case. Unused tokens and padding rows have no bytes. An id outside the output
+        matrix is refused.
         """
         if not 0 <= token < self.n_vocab_rows:
             raise InvalidArgument(f"token id {token} is not below the {self.n_vocab_rows} vocabulary rows")
@@ -308,8 +312,10 @@ class Tokenizer:
         kind = self.types[token]
         if kind == NORMAL:
             return b"".join(_CHAR_TO_BYTE.get(c) or c.encode("utf-8", "replace") for c in self.tokens[token])
-        if kind == USER_DEFINED or (specials and kind in (UNKNOWN, CONTROL)):
-            return self.tokens[token].encode("utf-8", "replace")
+        text = self.tokens[token]
+        is_read = kind == USER_DEFINED or (kind == CONTROL and text in ANSWER_TAGS)
+        if is_read or (specials and kind in (UNKNOWN, CONTROL)):
+            return text.encode("utf-8", "replace")
         return b""
 
     def decode(self, ids: Iterable[int], *, specials: bool = False) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from pykvstream import ModSize, NgramCounts, NgramSize, SpeculationParams, load_
 from pykvstream.cli.drafting import DraftingOptions, keep_counts, speculation_for
 from pykvstream.cli.options import ChatOptions, GenerateOptions
 from pykvstream.cli.parser import parse
-from pykvstream.errors import FormatError, NotFound
+from pykvstream.errors import DeviceError, FormatError, InvalidArgument, NotFound
 from pykvstream.speculation import DRAFTERS
 
 
@@ -130,6 +131,26 @@ def test_a_file_that_is_not_named_is_not_written(tmp_path: Path) -> None:
     options = drafting("--spec-type", "ngram-cache")
     keep_counts(options, speculation_for(options), counted(1, 2))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_could_not_be_written_is_refused_before_any_work(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for name, error, words in (
+        ("none/counts", DeviceError, "cannot be written: No such file or directory"),
+        ("pipe", InvalidArgument, "no regular file"),
+        (".", InvalidArgument, "no regular file"),
+    ):
+        with pytest.raises(error, match=words):
+            speculation_for(drafting("--spec-type", "ngram-cache", "-lcd", str(tmp_path / name)))
+
+
+def test_a_file_of_counts_has_a_bound_and_is_a_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with (tmp_path / "long").open("wb") as file:
+        file.truncate((1 << 30) + 1)
+    for name, words in (("pipe", "no regular file"), ("long", "1073741825 bytes, at most 1073741824")):
+        with pytest.raises(InvalidArgument, match=words):
+            speculation_for(drafting("--spec-type", "ngram-cache", "-lcs", str(tmp_path / name)))
 
 
 def test_files_that_are_missing_or_damaged_are_refused(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def test_the_command_line_is_kept_as_it_was_given() -> None:
         (("kld", "demo", "--text", "t", "--plot"), "--output DIR"),
         (("needle", "demo", "--depths", "0"), "--depths"),
         (("needle", "demo", "--depths", "0,101"), "0 to 100 percent"),
-        (("needle", "demo", "--depths", "10,"), "need a number"),
+        (("needle", "demo", "--depths", "10,"), "need a finite number"),
         (("needle", "demo", "--only-nonresident", "--resident", "100"), "below 100"),
     ],
 )

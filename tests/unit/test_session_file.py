@@ -10,13 +10,14 @@ import random
 from collections import UserList
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
 
 import pytest
 
 from pykvstream.core.device import HookPoint
-from pykvstream.engine import Session
+from pykvstream.engine import Piece, Session
 from pykvstream.errors import DeviceError, FormatError, InvalidArgument, KvStreamError, NotFound
 from pykvstream.runtime import saving, session_file
 from pykvstream.runtime.session_file import HEADER_BYTES, SECTIONS, VERSION
@@ -103,6 +104,41 @@ def test_loaded_session_goes_on_with_the_same_bits_in_another_arena(path: Path, 
     ):
         assert (loaded.tokens, loaded.seed, loaded.ctx_size) == (tokens, 9, CTX)
         assert going_on(loaded) == expected
+
+
+@pytest.mark.parametrize("n_before", [1, 7, 20])
+def test_an_answer_saved_in_the_making_goes_on_as_if_it_had_not_stopped(
+    stack: Stack, tmp_path: Path, n_before: int
+) -> None:
+    def row(piece: Piece) -> tuple[int, bytes]:
+        return piece.token, piece.logits.tobytes()
+
+    with closing(stack.model.session(seed=6)) as session:
+        prompt = tokens_of(1, 100, N_VOCAB).tolist()
+        whole = session.generate(prompt, max_tokens=24, params=WARM, ignore_eos=True)
+        rows = [row(piece) for piece in islice(whole, n_before)]
+        session.save(tmp_path / "s")
+        rows += [row(piece) for piece in whole]
+    assert len(rows) == 24
+    with closing(stack.model.load_session(tmp_path / "s")) as loaded:
+        assert len(loaded.tokens) == 100 + n_before
+        rest = loaded.generate((), max_tokens=24 - n_before, params=WARM, ignore_eos=True)
+        assert [row(piece) for piece in rest] == rows[n_before:]
+
+
+@pytest.mark.parametrize("name", ["README.md", "a link"])
+def test_a_file_that_is_no_session_is_not_replaced(stack: Stack, tmp_path: Path, name: str) -> None:
+    (tmp_path / "README.md").write_bytes(b"# words")
+    (tmp_path / "a link").symlink_to(tmp_path / "README.md")
+    with closing(stack.model.session()) as session:
+        session.forward([1, 2, 3])
+        with pytest.raises(InvalidArgument, match="no saved session, and stays"):
+            session.save(tmp_path / name)
+        assert (tmp_path / "README.md").read_bytes() == b"# words"
+        for begin in (b"", b"KVSS"):
+            (tmp_path / "README.md").write_bytes(begin)
+            session.save(tmp_path / name)
+            stack.model.load_session(tmp_path / name).close()
 
 
 @pytest.mark.parametrize("pair", PAIRS)
@@ -485,14 +521,14 @@ def test_a_system_that_refuses_leaves_the_old_file(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    (tmp_path / "s").write_bytes(b"old")
+    (tmp_path / "s").write_bytes(b"KVSSAVED, old")
     with closing(stack.model.session(seed=5)) as session:
         talk(session, 10)
         with monkeypatch.context() as patch:
             patch.setattr(os, name, full)
             with pytest.raises(DeviceError, match="space"):
                 session.save(tmp_path / "s")
-        assert (tmp_path / "s").read_bytes() == b"old"
+        assert (tmp_path / "s").read_bytes() == b"KVSSAVED, old"
         assert [each.name for each in tmp_path.iterdir()] == ["s"]
         session.save(tmp_path / "s")
         stack.model.load_session(tmp_path / "s").close()

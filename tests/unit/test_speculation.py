@@ -157,6 +157,8 @@ def test_stats_tell_drafters_and_indices_apart() -> None:
         (lambda: SpeculationParams(draft_p_min=1.5), InvalidArgument, "draft_p_min must be a number from 0 to 1"),
         (lambda: SpeculationParams(types=("draft-eagle3",)), Unsupported, "there is no second model"),
         (lambda: SpeculationParams(types="ngram-mod"), InvalidArgument, "a sequence of names"),  # type: ignore[arg-type]
+        (lambda: SpeculationParams(types=5), InvalidArgument, "a sequence of names"),  # type: ignore[arg-type]
+        (lambda: SpeculationParams(ngram_simple=5), InvalidArgument, "ngram_simple must be NgramSize, got 5"),  # type: ignore[arg-type]
         (lambda: SpeculationParams(types=("ngram-mod", "ngram-mod")), InvalidArgument, "a drafter twice"),
         (lambda: SpeculationParams(draft_n_max=0), InvalidArgument, "draft_n_max must be an integer from 1 to 8"),
         (lambda: SpeculationParams(draft_n_max=9), InvalidArgument, "draft_n_max must be an integer from 1 to 8"),
@@ -246,7 +248,7 @@ def test_files_are_written_whole_and_read_back(tmp_path: Path) -> None:
 def test_files_that_cannot_be_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="no such file"):
         load_ngram_counts(tmp_path / "none")
-    with pytest.raises(DeviceError, match="directory"):
+    with pytest.raises(InvalidArgument, match="no regular file"):
         load_ngram_counts(tmp_path)
     with pytest.raises(DeviceError, match="No such file"):
         save_ngram_counts(tmp_path / "none" / "counts", NgramCounts())
