@@ -7,6 +7,7 @@ Shapes: the 27B's layer, 4 KV heads of 256 with 6 query heads each, Q8_0 K and Q
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -53,32 +54,39 @@ def microseconds(device: CudaEngine, case: Case, family: Family) -> float:
     return device.seconds(made.run, 10) * 1e6
 
 
-def try_variants(device: CudaEngine) -> None:
+def compile_all(device: CudaEngine, families: Iterable[Family]) -> None:
+    wanted = [family.macros(LAYER, family.tile) for family in families]
+    with ThreadPoolExecutor(12) as threads:
+        list(threads.map(lambda macros: device.compile_ahead("attend_mma", macros), wanted))
+
+
+def variant_figures(device: CudaEngine) -> Iterator[str]:
+    compile_all(device, TRIED)
     for n_tokens, n_rows in ((8192, 1), (131072, 1), (131072, 6), (32768, 64)):
         case = repeated(device, n_tokens, n_rows)
-        print(f"{n_tokens} tokens {n_rows} rows")
+        yield f"{n_tokens} tokens {n_rows} rows"
         for family in TRIED:
             time = microseconds(device, case, family)
             rate = case.n_pages * LAYER.record_bytes / time / 1e3
-            made = [value for _, value in family.more]
-            print(f"    tile {family.tile} {made}: {time:.1f} us {rate:.0f} GB/s", flush=True)
+            yield f"    tile {family.tile} {[value for _, value in family.more]}: {time:.1f} us {rate:.0f} GB/s"
         device.release()
 
 
-def main() -> None:
-    device = CudaEngine()
-    wanted = [family.macros(LAYER, family.tile) for family in (*FAMILIES, *TRIED)]
-    with ThreadPoolExecutor(12) as threads:
-        list(threads.map(lambda macros: device.compile_ahead("attend_mma", macros), wanted))
-    try_variants(device)
+def tile_figures(device: CudaEngine) -> Iterator[str]:
+    compile_all(device, FAMILIES)
     for n_tokens in (2048, 8192, 32768, 131072):
         for n_rows in (1, 2, 6, 8, 64, 512):
             case = repeated(device, n_tokens, n_rows)
             times = [microseconds(device, case, family) for family in FAMILIES]
             rate = case.n_pages * LAYER.record_bytes / min(times) / 1e3
             shown = ", ".join(f"{family.tile}: {time:.1f} us" for family, time in zip(FAMILIES, times, strict=True))
-            print(f"{n_tokens} tokens {n_rows} rows, queries of a tile {shown}; at best {rate:.0f} GB/s", flush=True)
+            yield f"{n_tokens} tokens {n_rows} rows, queries of a tile {shown}; at best {rate:.0f} GB/s"
             device.release()
+
+
+def main() -> None:
+    for line in tile_figures(CudaEngine()):
+        print(line, flush=True)
 
 
 if __name__ == "__main__":
