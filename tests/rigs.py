@@ -26,6 +26,7 @@ from pykvstream.runtime.layout import (
     recommended_arena_bytes,
     smallest_arena_bytes,
 )
+from pykvstream.runtime.opening import provide
 from pykvstream.runtime.session import TokenSession
 from pykvstream.runtime.target import Blueprint, Phase, Target, TargetOptions
 
@@ -94,11 +95,14 @@ def open_rig(
     schedule_seed: int = 0,
     checkpoint_bytes: int | None = None,
     mtp: bool = False,
+    card: Device | None = None,
 ) -> Rig:
+    """On a CPU device of its own, or on a card that it closes."""
     file = GgufFile.open(path)
-    device = Device(threads, flags=flags, isa=isa, schedule_seed=schedule_seed)
+    device = Device(threads, flags=flags, isa=isa, schedule_seed=schedule_seed) if card is None else card
     options = TargetOptions(type_k, type_v, ubatch, ctx, rotation, fused, checkpoint_bytes=checkpoint_bytes, mtp=mtp)
     blueprint = Blueprint(file, ModelConfig.from_gguf(file), device, options)
+    provide(device)
     smallest = smallest_arena_bytes(blueprint.shape, ctx, blueprint.needs)
     largest = recommended_arena_bytes(blueprint.shape, ctx, blueprint.needs)
     extra = int((largest - smallest) * residency) // ALIGNMENT_BYTES * ALIGNMENT_BYTES

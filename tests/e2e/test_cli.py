@@ -275,7 +275,7 @@ def test_reader_that_goes_away_ends_quietly(run: Run, model: str, monkeypatch: p
     ("argv", "words"),
     [
         (("-p", "x", "--cache-type-k", "q9"), ("'q9'", "q8_0")),
-        (("-p", "x", "--device", "cuda"), ("'cuda'", "cpu")),
+        (("-p", "x", "--device", "gpu"), ("'gpu'", "cpu", "cuda:N")),
         (("-p", "x", "-c", str(CTX + 1)), (str(CTX + 1), str(CTX))),
         (("-p", "x", "--arena-mib", "0.01"), ("need", "have")),
         (("--raw", "-p", ""), ("empty prompt",)),

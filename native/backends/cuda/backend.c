@@ -236,14 +236,6 @@ kvs_status kvs_cuda_launch(kvs_cuda_launcher *launcher, const kvs_cuda_key *key,
                     key->kernel, grid.x, grid.y, grid.z, block.x, block.y, block.z, shared_bytes, said.text);
 }
 
-kvs_status kvs_cuda_launch_zero(kvs_cuda_launcher *launcher, uint64_t address, uint64_t bytes)
-{
-    struct kvs_cuda *cuda = launcher->cuda;
-    return launcher->is_dry || bytes == 0
-               ? KVS_OK
-               : KVS_CUDA_CALL(cuda->device, &cuda->driver, fill, address, 0, (size_t)bytes, cuda->compute);
-}
-
 kvs_status kvs_cuda_upload(kvs_cuda_launcher *launcher, uint64_t address, const void *from, uint64_t bytes)
 {
     return kvs_cuda_memory_upload(launcher->cuda->memory, address, from, bytes);

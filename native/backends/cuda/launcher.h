@@ -55,9 +55,6 @@ typedef struct kvs_cuda_launcher {
 kvs_status kvs_cuda_launch(kvs_cuda_launcher *launcher, const kvs_cuda_key *key, kvs_cuda_dim grid, kvs_cuda_dim block,
                            uint32_t shared_bytes, const void *params, size_t params_bytes);
 
-/* Put a fill with zeros in the compute order; nothing when run dry. */
-kvs_status kvs_cuda_launch_zero(kvs_cuda_launcher *launcher, uint64_t address, uint64_t bytes);
-
 /* Send bytes to the device through a pinned buffer; `from` may be reused on return. For packing weights, not for passes. */
 kvs_status kvs_cuda_upload(kvs_cuda_launcher *launcher, uint64_t address, const void *from, uint64_t bytes);
 
