@@ -77,7 +77,7 @@ def test_output_that_cannot_be_written_is_a_failure(
         full.reconfigure(write_through=not is_buffered)
         monkeypatch.setattr(sys, "stdout", full)
         assert main([*argv, *([model] if argv == ("inspect",) else [])]) == 1
-    assert capsys.readouterr().err == f"pykvstream: error: {os.strerror(errno.ENOSPC)}\n"
+    assert capsys.readouterr().err == f"pykvstream: error: standard output: {os.strerror(errno.ENOSPC)}\n"
 
 
 @pytest.mark.parametrize("argv", [("generate", "-p", "hi", "-n", "2"), ("inspect",), ("--help",), ("--version",)])

@@ -66,7 +66,7 @@ def test_the_budget_counts_before_anything_is_allocated(path: Path, monkeypatch:
         need = blueprint.host_bytes(model.plan.arena_bytes)
         assert model._target.checkpoints is None
     memory = HostMemory(total=need, available=need)
-    monkeypatch.setattr("pykvstream.engine.host_memory_available", lambda: memory)
+    monkeypatch.setattr("pykvstream.runtime.opening.host_memory_available", lambda: memory)
     Model.open(path, checkpoint_mib=0, **options).close()
     for mib in (None, 1):
         with pytest.raises(HostMemoryError, match="host memory"):

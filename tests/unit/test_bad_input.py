@@ -15,7 +15,7 @@ import pytest
 
 pytest.importorskip("pykvstream._ffi._native")
 
-from pykvstream import engine
+from pykvstream.core import cuda
 from pykvstream.core.device import Device
 from pykvstream.engine import Model, Session
 from pykvstream.errors import (
@@ -370,7 +370,7 @@ class CountingDevice(Device):
 
 @pytest.fixture
 def left(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    monkeypatch.setattr(engine, "Device", CountingDevice)
+    monkeypatch.setattr(cuda, "Device", CountingDevice)
     CountingDevice.left.clear()
     yield CountingDevice.left
 
