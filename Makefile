@@ -19,7 +19,7 @@ SABOTAGE ?=
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .PHONY: help venv build run test test-native test-python deep lint types check sanitize sanitize-asan sanitize-tsan \
-        sanitize-property coverage sabotage embed fuzz bench wheel clean
+        sanitize-property coverage kernels sabotage embed fuzz bench wheel clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -81,6 +81,14 @@ sanitize-tsan: venv ## C tests with threads under TSan
 
 sanitize-property: build ## Python property tests under ASan
 	@tools/sanitize.sh property $(PROPERTY)
+
+$(VENV)/.cuda: $(VENV)/.installed
+	@echo "== installing the compiler of kernels (no CUDA and no card are needed)"
+	@$(PIP) "cuda-core[cu13]>=0.4"
+	@touch $@
+
+kernels: build $(VENV)/.cuda ## compile a covering sample of kernels for every architecture
+	@$(PY) -m pytest -n $(JOBS) -m slow tests/gpu/test_kernels_compile.py
 
 sabotage: build ## plant every fault of tests/meta/sabotage and see who notices
 	@$(PY) tools/sabotage.py --jobs $(JOBS) $(SABOTAGE)

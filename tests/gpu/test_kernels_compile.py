@@ -1,6 +1,7 @@
 """Every kernel that small models need compiles for every architecture: no card is needed, NVRTC is.
 
-What they need is told by their tapes, on the library that stands in for the driver's.
+A covering sample: each weight type, each type of keys and of values, head sizes 64, 96, 128 and 256, passes of one row and
+of many, a hybrid, experts. What they need is told by their tapes, on the library that stands in for the driver's.
 """
 
 from __future__ import annotations
@@ -22,19 +23,20 @@ ARCHITECTURES = (75, 80, 86, 89, 90, 120)
 
 KEYS = MODEL + """
 import json
-from pykvstream.gguf import TYPES_BY_ID
+from pykvstream.gguf import DECODABLE, GgmlType
 from tests.models import write_random_model
 from tests.random_hybrid import Experts
-kinds = {kind.name: kind for kind in TYPES_BY_ID.values()}
+caches = ("q8_0", "q4_0", "f16", "bf16", "q4_1", "q5_1", "iq4_nl", "q5_0", "f32")
 files = [path]
-for name in ("Q8_0", "Q4_K", "MXFP4"):
-    files.append(Path(folder) / name)
-    write_random_model(files[-1], n_embd=256, n_ff=256, head_dim=128, weight_type=kinds[name])
+for i, kind in enumerate(sorted(DECODABLE, key=lambda kind: kind.id)):
+    files.append(Path(folder) / kind.name)
+    head = (64, 128, 256)[i % 3] if kind.block_values == 256 else (64, 96, 128, 256)[i % 4]
+    write_random_model(files[-1], n_layers=1, n_embd=256, n_ff=256, head_dim=head, weight_type=kind)
 files.append(Path(folder) / "experts")
-write_random_hybrid(files[-1], HybridShape(n_layers=4, experts=Experts(), weight_type=kinds["Q8_0"]))
+write_random_hybrid(files[-1], HybridShape(n_layers=4, experts=Experts(), weight_type=GgmlType.Q8_0))
 found = {}
-types = [("q8_0", "q4_0"), ("f16", "bf16"), ("q4_1", "q5_1"), ("iq4_nl", "q5_0"), ("f32", "q8_0")]
-for file, (k, v) in zip(files, types):
+for i, file in enumerate(files):
+    k, v = caches[i % 9], caches[(i * 5 + 1) % 9]
     with Model.open(file, device="cuda", ctx_size=1000, cache_type_k=k, cache_type_v=v) as model:
         for key, _ in model._device.kernels():
             found[str(key)] = [key.source, key.macros, key.arch]
