@@ -1,7 +1,7 @@
 """Every kernel that small models need compiles for every architecture: no card is needed, NVRTC is.
 
-A covering sample: each weight type, each type of keys and of values, head sizes 64, 96, 128 and 256, passes of one row and
-of many, a hybrid, experts. What they need is told by their tapes, on the library that stands in for the driver's.
+A covering sample: each weight type, each type of keys and of values, head sizes 64, 96, 128 and 256, passes of one row
+and of many, a hybrid, experts. What they need is told by their tapes, on the library that stands in for the driver's.
 """
 
 from __future__ import annotations
