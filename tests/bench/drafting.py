@@ -1,6 +1,6 @@
 """What drafting brings: tokens per second with each drafter over those without, on a text that repeats itself.
 
-    python tests/bench/drafting.py [--model demo] [--mtp] [--tokens 160] [--rounds 3] [--threads 2]
+    python tests/bench/drafting.py [--model demo] [--mtp] [--tokens 160] [--rounds 3] [--threads 2] [--cpu-time]
 
 Three tasks: a text that is copied with one word changed, the same at temperature 0.7, and a text that does not repeat
 itself. In each round every drafter and plain decoding run in turn, so that what disturbs the machine disturbs all
@@ -14,10 +14,12 @@ import argparse
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from pykvstream import Model, NgramSize, Phase, SamplingParams, Session, SpeculationParams
 from pykvstream.speculation import DRAFTERS, HEAD_DRAFTER, ModSize
+from pykvstream.speculation.params import AUTO
 
 TEXT = Path(__file__).resolve().parents[2] / "tools/demo_text.txt"
 SIZES = {
@@ -41,17 +43,31 @@ def tasks() -> dict[str, tuple[str, SamplingParams]]:
     }
 
 
-def answer(session: Session, prompt: str, params: SamplingParams, n_tokens: int, types: tuple[str, ...]) -> float:
+def speculation_of(types: tuple[str, ...]) -> SpeculationParams | None:
+    """``auto`` among the names: a controller decides."""
+    names = tuple(name for name in types if name != AUTO)
+    n_max = AUTO if AUTO in types else None
+    return SpeculationParams(types=names, draft_n_max=n_max, **SIZES) if types else None  # type: ignore[arg-type]
+
+
+def answer(
+    session: Session,
+    prompt: str,
+    params: SamplingParams,
+    n_tokens: int,
+    types: tuple[str, ...],
+    clock: Callable[[], float],
+) -> float:
     """Seconds from the first token to the last."""
-    speculation = SpeculationParams(types=types, **SIZES) if types else None  # type: ignore[arg-type]
+    speculation = speculation_of(types)
     pieces = session.generate(
         prompt, max_tokens=n_tokens, params=params, ignore_eos=True, speculation=speculation
     )
     next(pieces)
-    started = time.perf_counter()
+    started = clock()
     for _ in pieces:
         pass
-    return time.perf_counter() - started
+    return clock() - started
 
 
 def row_seconds(model: Model, n_rows: int, prompt: str) -> float:
@@ -71,13 +87,15 @@ def row_seconds(model: Model, n_rows: int, prompt: str) -> float:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="demo")
+    parser.add_argument("--cpu-time", action="store_true", help="processor time: for a machine that others use too")
     parser.add_argument("--mtp", action="store_true", help="also by the MTP head of the model")
     parser.add_argument("--tokens", type=int, default=160)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     names = (*DRAFTERS, HEAD_DRAFTER) if options.mtp else DRAFTERS
-    kinds = ((), *((name,) for name in names), names)
+    kinds = ((), *((name,) for name in names), names, (*names, AUTO))
+    clock = time.process_time if options.cpu_time else time.perf_counter
     with Model.open(
         options.model, ctx_size=2048, threads=options.threads, ubatch_size=64, mtp=options.mtp
     ) as model:
@@ -91,13 +109,13 @@ def main() -> int:
             for _ in range(options.rounds):
                 for types in kinds:
                     with model.session(seed=1) as session:
-                        seconds[types].append(answer(session, prompt, params, options.tokens, types))
+                        seconds[types].append(answer(session, prompt, params, options.tokens, types, clock))
                         texts[types] = session.tokens
                         told[types] = session.stats.draft
             for types in kinds:
                 ratio = statistics.median(a / b for a, b in zip(seconds[()], seconds[types], strict=True))
                 rate = (options.tokens - 1) / statistics.median(seconds[types])
-                name = "none" if not types else types[0] if len(types) == 1 else "all"
+                name = "none" if not types else types[0] if len(types) == 1 else AUTO if AUTO in types else "all"
                 draft = told[types]
                 n_steps = options.tokens - 1 if draft is None else sum(draft.depth_histogram)
                 of = "" if draft is None else f"{draft.accepted} of {draft.proposed}"

@@ -3,10 +3,10 @@
     python tests/bench/record_acceptance.py OUT.json [--tokens 640] [--only NAME]
 
 An answer is the same whatever is drafted, so one record says what any choice of drafter and depth would have brought:
-``tests/replay.py`` plays choices through it. For each place of the answer three characters, in base 36: how many of up
-to 8 tokens of the MTP head are right (``head``), how many an n-gram drafter proposes and how many of these are
-right (``proposed``, ``right``; at most 16). With the records come costs: seconds of a pass by its rows, of a draft's step, and
-of beginning a draft; best times of this machine.
+``tests/replay.py`` plays choices through it. For each place of the answer three characters, in base 36: how many of
+up to 8 tokens of the MTP head are right (``head``), how many an n-gram drafter proposes and how many of these are
+right (``proposed``, ``right``; at most 16). With the records come costs: seconds of a pass by its rows, of a draft's
+step, and of beginning a draft; best times of this machine.
 """
 
 from __future__ import annotations
