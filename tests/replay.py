@@ -85,7 +85,7 @@ def fixed(sequence: Sequence, costs: Costs, kind: str | None, depth: int) -> flo
 def controlled(sequence: Sequence, costs: Costs, noise: float = 0.0, seed: int = 0) -> tuple[float, Controller]:
     """Seconds of an answer whose rounds a controller decides; what it is told of times is off by up to ``noise``."""
     rng = random.Random(seed)
-    controller = Controller((NGRAM, HEAD))
+    controller = Controller((NGRAM, HEAD), frozenset((HEAD,)))
     at, seconds = 0, 0.0
     while at < len(sequence):
         decision = controller.decide(sequence.possible(at))

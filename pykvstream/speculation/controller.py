@@ -17,16 +17,19 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 
 MOST_DEPTH = 64
-_FORGET = 0.95
+_FORGET = 0.93
 _PRIOR_WEIGHT = 1.0
 _FIRST_GUESS = 0.7
 _SLOPE_GUESS = 0.1
+_GUESS_WEIGHT = 4.0
 _KEEP = 0.85
 _OUTLIER = 2.0
 _MARGIN = 1.01
 _PROBE_DEPTH = 3
+_SLOW_PROBE_DEPTH = 2
 _SOON = 2
 _STALE_SEEN = 4.0
+_FADE = 0.8
 _LEARN = 0.1
 _FIRST_WAIT, _LONGEST_WAIT = 16, 384
 
@@ -67,6 +70,11 @@ class _Record:
                 self.right.append(0.0)
             self.seen[i] = _FORGET * self.seen[i] + 1.0
             self.right[i] = _FORGET * self.right[i] + (1.0 if i < n_right else 0.0)
+        if n_right == n_drafted:
+            # All was right: what once kept drafts from going further may be over.
+            for i in range(n_drafted, len(self.seen)):
+                self.seen[i] *= _FADE
+                self.right[i] *= _FADE
 
 
     def fade(self) -> None:
@@ -88,27 +96,28 @@ class _Record:
 
     def draft_seconds(self, depth: int) -> float:
         """Of making a draft; in between and beyond what was measured along a line."""
-        return _along(self.seconds, depth, 0.0)
+        return _along(self.seconds, depth, 1.0)
 
 
 def _along(known: Mapping[int, _Mean], at: int, slope_guess: float) -> float:
-    """The value at a place between measured ones, or beyond them by the slope of the two nearest."""
-    places = sorted(known)
-    if not places:
+    """The value at a place: measured, between its neighbours, or beyond them along the line that fits all, which begins
+    as a guess relative to the lowest place. Two close places would say little of a slope."""
+    if not known:
         return 0.0
     if at in known:
         return known[at].value
-    below = [place for place in places if place < at]
-    above = [place for place in places if place > at]
-    if below and above:
-        a, b = below[-1], above[0]
-    elif len(places) > 1:
-        a, b = (below[-2], below[-1]) if len(below) > 1 else (above[0], above[1])
-    else:
-        only = places[0]
-        return max(known[only].value * (1.0 + slope_guess * (at - only)), 0.0)
-    slope = max((known[b].value - known[a].value) / (b - a), 0.0)
-    return max(known[a].value + slope * (at - a), 0.0)
+    below = max((place for place in known if place < at), default=None)
+    above = min((place for place in known if place > at), default=None)
+    if below is not None and above is not None:
+        share = (at - below) / (above - below)
+        return (1.0 - share) * known[below].value + share * known[above].value
+    lowest = min(known)
+    base = known[lowest].value
+    distances = {place - lowest: mean.value - base for place, mean in known.items()}
+    weight = _GUESS_WEIGHT + sum(distance**2 for distance in distances)
+    slope = (_GUESS_WEIGHT * slope_guess * base + sum(d * rise for d, rise in distances.items())) / weight
+    nearest = lowest if below is None else below
+    return max(known[nearest].value + max(slope, 0.0) * (at - nearest), 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +133,13 @@ NOTHING = Decision()
 
 
 class Controller:
-    """Decides before each round, and is told what it brought. ``order``: who drafts first where two pay alike."""
+    """Decides before each round, and is told what it brought. ``order``: who drafts first where two pay alike.
 
-    def __init__(self, order: tuple[str, ...]) -> None:
+    ``slow``: drafters whose drafts take time; before any was measured they draft one token.
+    """
+
+    def __init__(self, order: tuple[str, ...], slow: frozenset[str] = frozenset()) -> None:
+        self._slow = slow
         self._records = {name: _Record() for name in order}
         self._passes: dict[int, _Mean] = {}
         self._is_idle = False
@@ -134,7 +147,7 @@ class Controller:
 
     def fork(self) -> Controller:
         """One that has observed the same and goes on alone, with counters of its own."""
-        child = Controller(tuple(self._records))
+        child = Controller(tuple(self._records), self._slow)
         child._records, child._passes = deepcopy(self._records), deepcopy(self._passes)
         return child
 
@@ -154,7 +167,7 @@ class Controller:
             return NOTHING
         best, best_rate = NOTHING, _MARGIN / plain
         for name, record in self._records.items():
-            depth = min(possible.get(name, 0), MOST_DEPTH)
+            depth = self._most(name, possible, MOST_DEPTH)
             for n, tokens in enumerate(record.tokens(depth)):
                 rate = tokens / (self.pass_seconds(1 + n) + record.draft_seconds(n)) if n else 0.0
                 if rate > best_rate:
@@ -165,10 +178,14 @@ class Controller:
             record.wait, record.until_probe = _FIRST_WAIT, _FIRST_WAIT
         return self._probe(possible, best) or best
 
+    def _most(self, name: str, possible: Mapping[str, int], most: int) -> int:
+        is_unknown = name in self._slow and not self._records[name].seconds
+        return min(possible.get(name, 0), 1 if is_unknown else most)
+
     def _probe(self, possible: Mapping[str, int], best: Decision) -> Decision | None:
         """Is it time to try one that seems not to pay, or to pay less?"""
         for name, record in self._records.items():
-            depth = min(possible.get(name, 0), _PROBE_DEPTH)
+            depth = self._most(name, possible, _SLOW_PROBE_DEPTH if name in self._slow else _PROBE_DEPTH)
             if depth == 0 or name == best.drafter:
                 continue
             record.until_probe -= 1

@@ -165,7 +165,7 @@ def chain_of(params: SpeculationParams, n_vocab: int, head: Drafter | None = Non
     drafters = make_drafters(params) if head is None else [*make_drafters(params), head]
     if not params.is_auto:
         return Chain(drafters, params.most_drafted, params.draft_n_min)
-    controller = Controller(tuple(drafter.name for drafter in drafters))
+    controller = Controller(tuple(drafter.name for drafter in drafters), frozenset((HEAD_DRAFTER,)))
     return Chain(drafters, None, params.draft_n_min, controller, {HEAD_DRAFTER: MOST_DRAFTED})
 
 

@@ -136,6 +136,26 @@ def test_a_head_uses_its_own_tensors_where_it_has_them(folder: Path, has_own: bo
     assert np.abs(chained - chain).max() <= TOLERANCE
 
 
+def test_a_session_drafts_on_the_head_s_own_hidden_rows(folder: Path) -> None:
+    path = model(folder, "dense")
+    found: list[Floats] = []
+
+    def choose(logits: Floats, position: int) -> int:
+        assert position == N_TOKENS + 1 + len(found)
+        found.append(logits.copy())
+        return int(logits.argmax())
+
+    with (
+        open_rig(path, ctx=CTX, ubatch=64, type_k=GgmlType.F32, type_v=GgmlType.F32, mtp=True) as rig,
+        closing(rig.session()) as session,
+    ):
+        session.forward(tokens(), logits="none")
+        session.push(7)
+        session.draft(DEPTH, choose)
+        session.draft(0, choose)
+    assert np.abs(np.stack(found) - expected(path)[1]).max() <= TOLERANCE
+
+
 def test_a_head_beside_the_trunk_changes_no_bit_of_it(folder: Path) -> None:
     found = []
     for mtp in (False, True):
