@@ -571,6 +571,9 @@ extern "C" __global__ void __launch_bounds__(N_THREADS, KVS_BLOCKS) attend_leaf(
     const page_run pages = pages_of_slot(&p, blockIdx.z);
     running mine = {0.0f, 0.0f};
     float so_far[2][KVS_TILES][4] = {};
+    if (KVS_AHEAD) {
+        prefetch_bytes(head_of_page(&p, &tile, pages.begin), k_side::bytes);
+    }
     if (pages.is_continued) {
         move_running<KVS_TILES, false>(&p, &tile, (float *)p.groups, &mine, so_far);
     }
