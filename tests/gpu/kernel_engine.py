@@ -228,7 +228,7 @@ class CudaEngine:
         key = (source, kernel, shared, *macros.items())
         if key not in self._functions:
             function = self._check(self._driver.cuModuleGetFunction(self._module(source, macros), kernel.encode()))
-            if shared > 48 << 10:
+            if shared:  # what the kernel declares counts too, so that less than 48 KiB can be too much
                 attribute = self._driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
                 self._check(self._driver.cuFuncSetAttribute(function, attribute, shared))
             self._functions[key] = function

@@ -214,6 +214,10 @@ kvs_status kvs_cuda_launch(kvs_cuda_launcher *launcher, const kvs_cuda_key *key,
 {
     struct kvs_cuda *cuda = launcher->cuda;
     (void)params_bytes; /* the kernel knows how long its argument is */
+    if (shared_bytes > launcher->shared_bytes) {
+        return kvs_fail(launcher->device, KVS_EUNSUPPORTED, "kernel %s needs %u bytes of shared memory, a block has %u",
+                        key->kernel, shared_bytes, launcher->shared_bytes);
+    }
     if (launcher->is_dry) {
         return kvs_cuda_kernels_need(cuda->kernels, key);
     }

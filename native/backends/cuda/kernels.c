@@ -7,8 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Beyond this a dynamic shared memory size must be asked for. */
-#define PLAIN_SHARED_BYTES 49152u
 #define FIRST_CAPACITY 64u
 
 struct image {
@@ -261,7 +259,6 @@ static kvs_status load_function(kvs_cuda_kernels *kernels, const kvs_cuda_key *k
         KVS_CUDA_CALL(kernels->device, kernels->driver, module_function, &function, image->module, key->kernel);
     if (status == KVS_OK && copy_name(entry->name, sizeof entry->name, key->kernel)) {
         entry->function = function;
-        entry->shared_bytes = PLAIN_SHARED_BYTES;
         entry->hash = hash;
         kernels->n_entries++;
         return KVS_OK;
@@ -279,6 +276,7 @@ static kvs_status find_locked(kvs_cuda_kernels *kernels, const kvs_cuda_key *key
     }
     struct entry *entry = place(kernels->entries, kernels->entries_capacity, hash, key->kernel);
     kvs_status status = entry->hash != 0 ? KVS_OK : load_function(kernels, key, hash, entry);
+    /* What a block has without being asked for counts what the kernel declares too, so all is asked for. */
     if (status == KVS_OK && shared_bytes > entry->shared_bytes) {
         status = KVS_CUDA_CALL(kernels->device, kernels->driver, function_set, entry->function,
                                CU_FUNCTION_MAX_DYNAMIC_SHARED, (int)shared_bytes);

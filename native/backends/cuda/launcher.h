@@ -50,7 +50,7 @@ typedef struct kvs_cuda_launcher {
 } kvs_cuda_launcher;
 
 /* Put a kernel in the compute order. `params` is copied: it is the kernel's only argument, by value. A launch with an empty grid
- * does nothing. Shared memory above 48 KiB is opted into here.
+ * does nothing. Shared memory is asked for here.
  * errors: EUNSUPPORTED no image of the kernel, by name; EIO the driver's, with its call */
 kvs_status kvs_cuda_launch(kvs_cuda_launcher *launcher, const kvs_cuda_key *key, kvs_cuda_dim grid, kvs_cuda_dim block,
                            uint32_t shared_bytes, const void *params, size_t params_bytes);
