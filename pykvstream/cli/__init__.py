@@ -20,6 +20,7 @@ from pykvstream.cli.options import (
     DivergenceOptions,
     GenerateOptions,
     InspectOptions,
+    KernelsOptions,
     NeedleOptions,
     Options,
     PerplexityOptions,
@@ -96,6 +97,10 @@ def _run(options: Options) -> int:
             from pykvstream.cli import devices
 
             return devices.run(options)
+        case KernelsOptions():
+            from pykvstream.cli import kernels
+
+            return kernels.run(options)
         case PlanOptions():
             from pykvstream.cli import plan
 

@@ -148,6 +148,12 @@ class DevicesOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class KernelsOptions:
+    model: ModelOptions
+    json: bool
+
+
+@dataclass(frozen=True, slots=True)
 class PlanOptions:
     model: ModelOptions
     contexts: tuple[int, ...]
@@ -205,7 +211,7 @@ class NeedleOptions:
 
 
 EvalOptions = PerplexityOptions | DivergenceOptions | NeedleOptions
-Options = GenerateOptions | ChatOptions | InspectOptions | DevicesOptions | PlanOptions | EvalOptions
+Options = GenerateOptions | ChatOptions | InspectOptions | DevicesOptions | KernelsOptions | PlanOptions | EvalOptions
 
 
 def build(args: argparse.Namespace) -> Options:
@@ -250,6 +256,10 @@ def _devices_options(args: argparse.Namespace) -> DevicesOptions:
     return DevicesOptions(args.json)
 
 
+def _kernels_options(args: argparse.Namespace) -> KernelsOptions:
+    return KernelsOptions(_model_options(args), args.json)
+
+
 def _plan_options(args: argparse.Namespace) -> PlanOptions:
     return PlanOptions(_model_options(args), args.contexts, args.json)
 
@@ -286,6 +296,7 @@ _BUILDERS: dict[str, Callable[[argparse.Namespace], Options]] = {
     "chat": _chat_options,
     "inspect": _inspect_options,
     "devices": _devices_options,
+    "kernels": _kernels_options,
     "plan": _plan_options,
     "eval": _eval_options,
 }

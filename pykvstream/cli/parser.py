@@ -29,7 +29,7 @@ from pykvstream.errors import InvalidArgument
 from pykvstream.sampling.params import SamplingParams
 from pykvstream.text.wishes import UNLIMITED
 
-_USAGES = {"eval": "MEASURE [FLAGS] MODEL", "devices": "[FLAGS]"}
+_USAGES = {"eval": "MEASURE [FLAGS] MODEL", "devices": "[FLAGS]", "kernels": "check [FLAGS] MODEL"}
 _EPILOG = "Flags of llama.cpp that mean nothing here are refused with the reason, or ignored with a note."
 
 
@@ -226,6 +226,16 @@ def _add_devices(parser: _Parser) -> None:
     parser.add_argument_group("output").add_argument("--json", action="store_true", help="print one JSON object")
 
 
+def _add_kernels(parser: _Parser) -> None:
+    what = "compile or find every kernel, and list them"
+    parser.add_argument("action", choices=("check",), metavar="check", help=what)
+    add_model(parser)
+    add_device(parser)
+    parser.set_defaults(device="cuda")
+    parser.add_argument_group("output").add_argument("--json", action="store_true", help="print one JSON object")
+    add_foreign(parser)
+
+
 def _add_inspect(parser: _Parser) -> None:
     add_model(parser)
     add = parser.add_argument_group("output").add_argument
@@ -248,6 +258,7 @@ _COMMANDS: dict[str, tuple[str, Callable[[_Parser], None]]] = {
     "chat": ("Talk with the model in the terminal.", _add_chat),
     "inspect": ("Show what a GGUF file holds.", _add_inspect),
     "devices": ("List what models can run on here, and why a card cannot be used.", _add_devices),
+    "kernels": ("Compile what a model needs on a card, and list it.", _add_kernels),
     "plan": ("Show how the arena would be divided, and what would be streamed.", _add_plan),
     "eval": ("Measure perplexity, divergence, or whether facts are found again.", add_eval),
 }

@@ -148,3 +148,18 @@ def test_devices_lists_what_is_there(fake: Driver) -> None:
     lines = fake.run(code).splitlines()
     assert lines[0].startswith("cpu ") and lines[1].startswith("cuda:0  Fake card, sm_90, 7.0 of 8.0 GiB free")
     assert len(lines) == 2
+
+
+def test_kernels_of_a_model_are_listed_and_compiled_once(fake: Driver) -> None:
+    code = MODEL + """
+from pykvstream.cli import main
+provider.default_folder = lambda: Path(folder) / "images"
+for _ in range(2):
+    assert main(["kernels", "check", str(path), "-c", "1000"]) == 0
+"""
+    lines = fake.run(code).splitlines()
+    n_kernels = len(lines) // 2 - 1
+    assert n_kernels > 10 and lines[: n_kernels] == lines[n_kernels + 1 : -1]
+    assert all(" for sm_90" in line for line in lines[:n_kernels])
+    assert lines[n_kernels].startswith(f"{n_kernels} kernels: 0 were at hand, {n_kernels} compiled")
+    assert lines[-1].startswith(f"{n_kernels} kernels: {n_kernels} were at hand, 0 compiled")
