@@ -80,13 +80,14 @@ def open_stack(
     flags: DeviceFlag = HARD_FLAGS,
     n_threads: int = 1,
     checks_leaks: bool = True,
+    mtp: bool = False,
 ) -> Iterator[Stack]:
     """A model in the smallest arena that works, and ``extra_slots`` page slots more. Nothing may be left at the end."""
     file = GgufFile.open(path)
     device = Device(n_threads, flags=flags)
     config = ModelConfig.from_gguf(file)
     k, v = (cache_type(name) for name in cache_types)
-    blueprint = Blueprint(file, config, device, TargetOptions(k, v, ubatch_size, ctx_size))
+    blueprint = Blueprint(file, config, device, TargetOptions(k, v, ubatch_size, ctx_size, mtp=mtp))
     n_bytes = smallest_arena(blueprint) + extra_slots * blueprint.shape.slot_bytes
     target = Target(device, blueprint, n_bytes)
     with Model(path, file, device, target) as model:

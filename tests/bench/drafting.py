@@ -4,7 +4,8 @@
 
 Three tasks: a text that is copied with one word changed, the same at temperature 0.7, and a text that does not repeat
 itself. In each round every drafter and plain decoding run in turn, so that what disturbs the machine disturbs all
-alike; what is printed is the median of the ratios of one round. It ends with 1 where any text is not that of plain
+alike; what is printed is the median of the ratios of one round, and which share that is of what the passes alone
+would allow. It ends with 1 where any text is not that of plain
 decoding.
 """
 
@@ -16,6 +17,8 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+import numpy as np
 
 from pykvstream import Model, NgramSize, Phase, SamplingParams, Session, SpeculationParams
 from pykvstream.speculation import DRAFTERS, HEAD_DRAFTER, ModSize
@@ -70,18 +73,25 @@ def answer(
     return clock() - started
 
 
-def row_seconds(model: Model, n_rows: int, prompt: str) -> float:
+def row_seconds(model: Model, n_rows: int, prompt: str, clock: Callable[[], float]) -> float:
     """Median time of a decode pass of so many rows behind the prompt."""
     times = []
     with model.session() as session:
         session.forward(model.tokenizer.encode(prompt), logits="none")
         n_tokens = len(session.tokens)
         for _ in range(5):
-            started = time.perf_counter()
+            started = clock()
             session.forward([1000 + i for i in range(n_rows)], logits="all", phase=Phase.DECODE)
-            times.append(time.perf_counter() - started)
+            times.append(clock() - started)
             session.truncate(n_tokens)
     return statistics.median(times)
+
+
+def limit(histogram: tuple[int, ...], n_tokens: int, passes: dict[int, float]) -> float:
+    """How much faster the passes alone are than one for each token: what drafts would bring if they cost nothing."""
+    widths, seconds = list(passes), list(passes.values())
+    took = sum(n * float(np.interp(1 + depth, widths, seconds)) for depth, n in enumerate(histogram))
+    return n_tokens * passes[1] / took if took else 1.0
 
 
 def main() -> int:
@@ -101,9 +111,10 @@ def main() -> int:
     ) as model:
         print(f"{options.model}, {options.threads} threads, {options.tokens} tokens, median of {options.rounds} rounds")
         for task, (prompt, params) in tasks().items():
-            widths = " ".join(f"{n}: {row_seconds(model, n, prompt) * 1e3:.1f} ms" for n in (1, 4, 8, 17))
+            passes = {n: row_seconds(model, n, prompt, clock) for n in (1, 4, 8, 17)}
+            widths = " ".join(f"{n}: {seconds * 1e3:.1f} ms" for n, seconds in passes.items())
             print(f"\n{task} (rows of a pass: {widths})")
-            print(f"{'drafter':>16}{'tokens/s':>10}{'ratio':>7}{'tokens/step':>13}{'accepted':>16}")
+            print(f"{'drafter':>16}{'tokens/s':>10}{'ratio':>7}{'tokens/step':>13}{'accepted':>16}{'of limit':>10}")
             seconds: dict[tuple[str, ...], list[float]] = {types: [] for types in kinds}
             texts, told = {}, {}
             for _ in range(options.rounds):
@@ -120,7 +131,9 @@ def main() -> int:
                 n_steps = options.tokens - 1 if draft is None else sum(draft.depth_histogram)
                 of = "" if draft is None else f"{draft.accepted} of {draft.proposed}"
                 per_step = (options.tokens - 1) / n_steps
-                print(f"{name:>16}{rate:10.1f}{ratio:7.2f}{per_step:13.2f}{of:>16}", flush=True)
+                most = 1.0 if draft is None else limit(draft.depth_histogram, options.tokens - 1, passes)
+                share = "" if draft is None else f"{ratio / most:.2f}"
+                print(f"{name:>16}{rate:10.1f}{ratio:7.2f}{per_step:13.2f}{of:>16}{share:>10}", flush=True)
                 if texts[types] != texts[()]:
                     print(f"{name}: another text", file=sys.stderr)
                     return 1
