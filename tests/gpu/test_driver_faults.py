@@ -150,6 +150,21 @@ def test_devices_lists_what_is_there(fake: Driver) -> None:
     assert len(lines) == 2
 
 
+def test_device_memory_stays_within_what_was_admitted(fake: Driver) -> None:
+    code = MODEL + """
+from pykvstream.runtime.admission import CARD_RESERVE_BYTES
+with Model.open(path, device="cuda", ctx_size=4000) as model:
+    with model.session() as session:
+        session.forward(list(range(300)) * 6, logits="all")
+        session.forward([1, 2, 3], phase=Phase.DECODE)
+    report, info = model.report, model._device.info
+    listed = report.arena_bytes + report.weight_bytes + report.stage_bytes + report.state_bytes
+    beside = info.device_peak_bytes - listed
+    print(beside, 0 < beside < CARD_RESERVE_BYTES // 16, info.memory_bytes == 8 << 30)
+"""
+    assert fake.run(code).split()[1:] == ["True", "True"]
+
+
 def test_kernels_of_a_model_are_listed_and_compiled_once(fake: Driver) -> None:
     code = MODEL + """
 from pykvstream.cli import main
