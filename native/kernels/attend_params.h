@@ -86,7 +86,7 @@ typedef struct kvs_norm_params {
     unsigned long long weight;   /* [group] float32, or 0 */
     unsigned long long n_groups; /* of all rows */
     unsigned int group;          /* values */
-    unsigned int team;           /* threads that share a group: 32 or the whole block */
+    unsigned int team;           /* threads that share a group: 32, or 1,024 */
     float eps;
     unsigned int reserved;
 } kvs_norm_params;

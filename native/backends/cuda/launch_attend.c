@@ -140,7 +140,7 @@ static uint32_t cut_launch(const kvs_cuda_launcher *launcher, const kvs_bound_op
     const uint32_t first_group = params->page_begin / KVS_CUDA_GROUP_PAGES;
     const uint32_t n_groups = (uint32_t)kvs_div_up(end, KVS_CUDA_GROUP_PAGES) - first_group;
     const uint32_t grouped_slots = n_groups < room ? n_groups : room;
-    params->is_grouped = (uint64_t)grouped_slots * n_tiles * params->n_kv_heads >= 2 * (uint64_t)launcher->n_sm;
+    params->is_grouped = (uint64_t)grouped_slots * n_tiles * params->n_kv_heads >= launcher->n_sm;
     if (params->is_grouped) {
         const uint32_t stop = (first_group + grouped_slots) * KVS_CUDA_GROUP_PAGES;
         params->page_end = stop < end ? stop : end;
