@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pykvstream.runtime.mtp_drafter import MtpDrafter
 from pykvstream.runtime.session import TokenSession
 from pykvstream.runtime.target import Phase
-from pykvstream.sampling import Choice, Distribution, Sampler
+from pykvstream.sampling import Choice, Distribution, Sampler, overlap
 from pykvstream.speculation import Chain, Window
 
 
@@ -51,12 +51,17 @@ class Steps:
         return self._at(rows, 0)
 
     def choose(self, sampler: Sampler, logits: NDArray[np.float32], position: int) -> Choice:
-        """The token that comes next; changes nothing."""
+        """The token that comes next; only counters change."""
         expected = self._window.expected if self._window is not None and self._by_probability else None
         if expected is None or self._window is None:
             return sampler.choose(logits, position)
         weights = self._window.weights
-        return sampler.judge(logits, position, expected, None if weights is None else Distribution(*weights))
+        if weights is None:
+            return sampler.judge(logits, position, expected)
+        drawn_from = Distribution(*weights)
+        if self._chain is not None:
+            self._chain.observe_overlap(overlap(sampler.distribution(logits, position), drawn_from))
+        return sampler.judge(logits, position, expected, drawn_from)
 
     def take(self, token: int) -> None:
         """The token was emitted."""

@@ -12,9 +12,10 @@ decides uses the platform's mathematics library or a sum whose order numpy may c
 from pykvstream.sampling.logprobs import Choice, top_logprobs
 from pykvstream.sampling.noise import fork_seed
 from pykvstream.sampling.params import LogitBias, SamplingParams
-from pykvstream.sampling.rejection import Distribution
+from pykvstream.sampling.rejection import Distribution, overlap
 from pykvstream.sampling.sampler import Sampler, SamplerState
 
 __all__ = [
-    "Choice", "Distribution", "LogitBias", "Sampler", "SamplerState", "SamplingParams", "fork_seed", "top_logprobs",
+    "Choice", "Distribution", "LogitBias", "Sampler", "SamplerState", "SamplingParams", "fork_seed", "overlap",
+    "top_logprobs",
 ]  # fmt: skip

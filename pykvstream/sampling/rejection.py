@@ -54,6 +54,12 @@ def is_accepted(p: Distribution, q: Distribution, token: int, uniform: float) ->
     return uniform * drawn < p.of(token)
 
 
+def overlap(p: Distribution, q: Distribution) -> float:
+    """The sum of min(p, q): how often a draft out of q is accepted; a coupled choice agrees no more often."""
+    _, at_p, at_q = np.intersect1d(p.ids, q.ids, assume_unique=True, return_indices=True)
+    return float(np.minimum(p.weights[at_p], q.weights[at_q]).sum())
+
+
 def residual(p: Distribution, q: Distribution) -> Distribution:
     """max(p - q, 0), not normalised: what a token that is not accepted is drawn from.
 

@@ -61,6 +61,8 @@ class Chain:
         self._tokens: list[int] = []
         self._counters = {drafter.name: DraftCounter() for drafter in drafters}
         self._n_without = 0
+        self._n_judged = 0
+        self._overlap = 0.0
 
     def begin(self, tokens: Sequence[int]) -> None:
         """An answer to this text begins: what is known of another text is kept as far as both are one."""
@@ -131,6 +133,11 @@ class Chain:
         if self._controller is not None:
             self._controller.observe_pass(n_rows, seconds)
 
+    def observe_overlap(self, shared: float) -> None:
+        """A drawn token was judged; ``shared``: sum(min(p, q)) there."""
+        self._n_judged += 1
+        self._overlap += shared
+
     def take(self, window: Window, token: int) -> bool:
         """The token came; whether it is the expected one. A window that is not gone on with must be closed."""
         if token != window.expected:
@@ -156,9 +163,9 @@ class Chain:
     @property
     def stats(self) -> DraftStats:
         """Counters since the chain was made."""
-        return stats_of(
-            self._counters, self._n_without, None if self._controller is None else dict(self._controller.chosen)
-        )
+        decided = None if self._controller is None else dict(self._controller.chosen)
+        bound = self._overlap / self._n_judged if self._n_judged else None
+        return stats_of(self._counters, self._n_without, decided, bound)
 
 
 def _common_length(a: Sequence[int], b: Sequence[int]) -> int:

@@ -27,6 +27,8 @@ class DraftStats:
     ``tokens_per_round``: accepted ones and the one that the pass itself gives.
     ``depth_histogram``: entry i is how many drafts had i tokens; those of none cost no pass and stand at 0.
     ``decided``: rounds for which a controller chose each drafter, or ``none``; None without a controller.
+    ``coupled_bound``: of drafts that were drawn, the mean of sum(min(p, q)) over the tokens that were judged: the share
+    that is accepted by probability, and which equal choices by one noise stay below. None where none were drawn.
     """
 
     rounds: int
@@ -37,6 +39,7 @@ class DraftStats:
     depth_histogram: tuple[int, ...]
     by_drafter: dict[str, DrafterStats]
     decided: dict[str, int] | None = None
+    coupled_bound: float | None = None
 
 
 class DraftCounter:
@@ -69,7 +72,10 @@ class DraftCounter:
 
 
 def stats_of(
-    counters: dict[str, DraftCounter], n_without: int, decided: dict[str, int] | None = None
+    counters: dict[str, DraftCounter],
+    n_without: int,
+    decided: dict[str, int] | None = None,
+    coupled_bound: float | None = None,
 ) -> DraftStats:
     """The sums; ``n_without`` steps had no draft."""
     by_drafter = {name: counter.stats for name, counter in counters.items()}
@@ -87,6 +93,7 @@ def stats_of(
         depth_histogram=(n_without, *(p - q for p, q in zip(proposed, longer, strict=False))),
         by_drafter=by_drafter,
         decided=decided,
+        coupled_bound=coupled_bound,
     )
 
 

@@ -324,6 +324,22 @@ def test_probabilistic_drafts_are_drawn_and_give_one_text_for_a_seed(model: Mode
     assert [found] == as_plain(model, (PROMPT,), 50, GREEDY), "without temperature it is plain decoding"
 
 
+def test_drawn_drafts_are_accepted_as_often_as_distributions_overlap(model: Model) -> None:
+    """At 0.7, over some hundred judged tokens; the bound is 4 standard deviations of as many coins."""
+    told = speculation(draft_sampling="probabilistic")
+    params = SamplingParams(temperature=0.7, top_k=0, top_p=1.0, min_p=0.0)
+    with model.session(seed=7) as session:
+        listen(session, PROMPT, 400, params, told, ignore_eos=True)
+        draft, chain = session.stats.draft, session._chain
+        assert draft is not None and chain is not None and draft.coupled_bound is not None
+        n_judged = chain._n_judged
+        assert n_judged >= draft.rounds > 100 and draft.accepted > 0
+        assert abs(draft.accepted - n_judged * draft.coupled_bound) <= 2 * n_judged**0.5
+    with model.session(seed=7) as session:
+        listen(session, PROMPT, 20, params, speculation(), ignore_eos=True)
+        assert session.stats.draft is not None and session.stats.draft.coupled_bound is None
+
+
 def test_a_model_that_was_opened_without_its_head_says_so(path: Path) -> None:
     with Model.open(path, threads=1, ubatch_size=64, ctx_size=CTX) as model, model.session() as session:
         with pytest.raises(Unsupported, match="open the model with mtp=True"):
