@@ -6,6 +6,8 @@
 
 /* Leaves of one page fold in order into groups of so many pages, by absolute page index; groups fold in order into the result. */
 #define KVS_CUDA_GROUP_PAGES 8u
+/* Slots of a launch, at most. */
+#define KVS_CUDA_MAX_SLOTS 128u
 /* Queries of one KV head that share a decoded page in a block. */
 #define KVS_CUDA_TILE_QUERIES 8u
 

@@ -14,7 +14,6 @@
 #define MANY_QUERIES 32u
 #define MAX_HEAD_VALUES 256u
 #define HEAD_GRAIN 32u
-#define SLOTS_MOST 128u
 #define SLOT_BYTES (UINT64_C(4) << 20)
 #define THREADS 256u
 
@@ -55,7 +54,7 @@ static uint64_t slot_bytes(const kvs_bound_op *op, uint32_t n_rows)
 static uint64_t slots_of(const kvs_bound_op *op, uint32_t n_rows)
 {
     const uint64_t fit = SLOT_BYTES / slot_bytes(op, n_rows);
-    return fit == 0 ? 1 : fit < SLOTS_MOST ? fit : SLOTS_MOST;
+    return fit == 0 ? 1 : fit < KVS_CUDA_MAX_SLOTS ? fit : KVS_CUDA_MAX_SLOTS;
 }
 
 kvs_status kvs_cuda_scratch_attend(kvs_cuda_launcher *launcher, const kvs_bound_op *op, uint32_t max_rows, uint64_t *bytes)
@@ -64,7 +63,7 @@ kvs_status kvs_cuda_scratch_attend(kvs_cuda_launcher *launcher, const kvs_bound_
     if (status != KVS_OK) {
         return status;
     }
-    const uint64_t slot = slot_bytes(op, max_rows == 0 ? 1 : max_rows), most = SLOTS_MOST * slot;
+    const uint64_t slot = slot_bytes(op, max_rows == 0 ? 1 : max_rows), most = KVS_CUDA_MAX_SLOTS * slot;
     const uint64_t room = slot > SLOT_BYTES ? slot : SLOT_BYTES;
     *bytes = 2 * slot + (most < room ? most : room);
     return KVS_OK;
