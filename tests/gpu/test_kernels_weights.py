@@ -110,7 +110,7 @@ def test_matmul_of_many_rows_equals_single_ones(rig: WeightRig, kind: GgmlType, 
     if is_small(rig.engine) and n > 48:
         pytest.skip("too many outputs for kernels on the host")
     rng = np.random.default_rng(5)
-    k, n_rows = (256, 70) if is_small(rig.engine) else (1024, 300)
+    k, n_rows = (512, 70) if is_small(rig.engine) else (1024, 300)
     weight = rig.weight(kind, k, n, rng)
     x = rng.standard_normal((n_rows, k), np.float32)
     (out,) = rig.matmul([weight], x)
