@@ -23,16 +23,6 @@
 #define V_SPLITS (V_BLOCKS == 1 ? 8u : V_BLOCKS == 2 ? 4u : V_BLOCKS <= 4 ? 2u : 1u) /* runs of tokens that warps share */
 #define V_STEPS (16u / V_SPLITS)                                                     /* of 16 tokens, of a warp */
 
-#ifndef KVS_AHEAD
-#define KVS_AHEAD 1
-#endif
-#ifndef KVS_K_UNROLL
-#define KVS_K_UNROLL 2
-#endif
-#ifndef KVS_BLOCKS
-#define KVS_BLOCKS (KVS_TILES > 2 ? 1 : 2)
-#endif
-
 static_assert(!k_traits::is_float || KVS_TYPE_K == KVS_KV_F16, "K must be exact as halves");
 static_assert(!v_traits::is_float || KVS_TYPE_V == KVS_KV_F16, "V must be exact as halves");
 
@@ -173,7 +163,7 @@ __device__ inline void score_tokens(const tile_view *tile, const kvs_u8 *k, cons
                                     float (*scores)[TILES][4])
 {
     const kvs_u32 lane = threadIdx.x % 32, t = lane % 4, row = threadIdx.x / 32 * 32 + lane / 4;
-#pragma unroll KVS_K_UNROLL
+#pragma unroll 2
     for (kvs_u32 block = 0; block < K_BLOCKS; block++) {
         k_words loaded[4];
 #pragma unroll
@@ -551,10 +541,8 @@ __device__ inline void attend_page(const kvs_attend_params *p, const tile_view *
     const kvs_u32 n_tokens = n_visible[tile->n - 1];
     const kvs_u8 *head = head_of_page(p, tile, page);
     const bool is_whole = n_visible[0] == KVS_PAGE_TOKENS;
-    if (KVS_AHEAD) {
-        prefetch_bytes(head + k_side::bytes, v_side::bytes);
-        prefetch_bytes(head_of_page(p, tile, next), k_side::bytes);
-    }
+    prefetch_bytes(head + k_side::bytes, v_side::bytes);
+    prefetch_bytes(head_of_page(p, tile, next), k_side::bytes);
     {
         float scores[2][TILES][4] = {};
         if (threadIdx.x / 32 * 32 < n_tokens) {
@@ -582,16 +570,14 @@ __device__ inline void attend_page(const kvs_attend_params *p, const tile_view *
 }
 
 /* Many queries take the registers of a whole multiprocessor. */
-extern "C" __global__ void __launch_bounds__(N_THREADS, KVS_BLOCKS) attend_leaf(const kvs_attend_params p)
+extern "C" __global__ void __launch_bounds__(N_THREADS, KVS_TILES > 2 ? 1 : 2) attend_leaf(const kvs_attend_params p)
 {
     __shared__ shared_state<KVS_TILES> s;
     const tile_view tile = tile_of(&p, 8 * KVS_TILES);
     const page_run pages = pages_of_slot(&p, blockIdx.z);
     running mine = {0.0f, 0.0f};
     float so_far[2][KVS_TILES][4] = {};
-    if (KVS_AHEAD) {
-        prefetch_bytes(head_of_page(&p, &tile, pages.begin), k_side::bytes);
-    }
+    prefetch_bytes(head_of_page(&p, &tile, pages.begin), k_side::bytes);
     if (pages.is_continued) {
         move_running<KVS_TILES, false>(&p, &tile, (float *)p.groups, &mine, so_far);
     }

@@ -11,7 +11,7 @@
 /* Architecture from which on matrix products of halves are used, and the queries that share a page there. */
 #define PRODUCTS_ARCH 80u
 #define FEW_QUERIES 8u
-#define MANY_QUERIES 32u
+#define MANY_QUERIES 16u
 #define MAX_HEAD_VALUES 256u
 #define HEAD_GRAIN 32u
 #define SLOT_BYTES (UINT64_C(4) << 20)
