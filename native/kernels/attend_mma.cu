@@ -12,8 +12,8 @@
  * at a time in order, V as a sum of two halves; the smallest of the four products is left out. A column of a product depends
  * on that column alone, so a row's bits do not depend on its tile. m, s, leaves, groups and folds are those of attend.cu, but s adds
  * a warp's 32 tokens in a tree and warps in order, and with V_SPLITS > 1 runs of tokens add up in order.
- * In a page that some query of the tile sees in part, the last steps are gone over once for each row, with V beyond what the row
- * sees as zero: zero times a broken value would not be zero.
+ * A page that some query of the tile sees in part is gone over once for each row, with V beyond what the row sees as zero:
+ * zero times a broken value would not be zero.
  */
 #include "attend_parts.cuh"
 #include "mma.cuh"
@@ -22,6 +22,16 @@
 #define V_BLOCKS v_side::n_blocks
 #define V_SPLITS (V_BLOCKS == 1 ? 8u : V_BLOCKS == 2 ? 4u : V_BLOCKS <= 4 ? 2u : 1u) /* runs of tokens that warps share */
 #define V_STEPS (16u / V_SPLITS)                                                     /* of 16 tokens, of a warp */
+
+#ifndef KVS_AHEAD
+#define KVS_AHEAD 1
+#endif
+#ifndef KVS_K_UNROLL
+#define KVS_K_UNROLL 2
+#endif
+#ifndef KVS_BLOCKS
+#define KVS_BLOCKS (KVS_TILES > 2 ? 1 : 2)
+#endif
 
 static_assert(!k_traits::is_float || KVS_TYPE_K == KVS_KV_F16, "K must be exact as halves");
 static_assert(!v_traits::is_float || KVS_TYPE_V == KVS_KV_F16, "V must be exact as halves");
@@ -163,7 +173,7 @@ __device__ inline void score_tokens(const tile_view *tile, const kvs_u8 *k, cons
                                     float (*scores)[TILES][4])
 {
     const kvs_u32 lane = threadIdx.x % 32, t = lane % 4, row = threadIdx.x / 32 * 32 + lane / 4;
-#pragma unroll 2
+#pragma unroll KVS_K_UNROLL
     for (kvs_u32 block = 0; block < K_BLOCKS; block++) {
         k_words loaded[4];
 #pragma unroll
@@ -389,20 +399,15 @@ __device__ inline kvs_u32 kept_halves(kvs_u32 token, kvs_u32 n_visible)
     return (token < n_visible ? 0x0000ffffu : 0u) | (token + 1 < n_visible ? 0xffff0000u : 0u);
 }
 
-/* The first of the warp's steps of 16 tokens. */
-__device__ inline kvs_u32 first_step()
-{
-    return threadIdx.x / 32 / V_BLOCKS * V_STEPS;
-}
-
-/* Weighted sums of the warp's block of V over steps, tokens before n_visible, for the tiles from n_begin on. */
+/* Weighted sums of the warp's block of V over its steps, tokens before n_visible, for the tiles from n_begin on. */
 template <kvs_u32 TILES, bool IS_WHOLE>
-__device__ inline void gather_values(const kvs_u8 *v, kvs_u32 step_begin, kvs_u32 step_end, kvs_u32 n_visible,
-                                     kvs_u32 n_begin, kvs_u32 n_end, float (*sums)[TILES][4])
+__device__ inline void gather_values(const kvs_u8 *v, kvs_u32 n_visible, kvs_u32 n_begin, kvs_u32 n_end,
+                                     float (*sums)[TILES][4])
 {
-    const kvs_u32 lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, block = threadIdx.x / 32 % V_BLOCKS;
+    const kvs_u32 lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, warp = threadIdx.x / 32;
+    const kvs_u32 block = warp % V_BLOCKS, first = warp / V_BLOCKS * V_STEPS;
 #pragma unroll 4
-    for (kvs_u32 step = step_begin; step < step_end; step++) {
+    for (kvs_u32 step = first; step < first + V_STEPS; step++) {
         if (!IS_WHOLE && step * 16 >= n_visible) {
             break;
         }
@@ -434,29 +439,17 @@ __device__ inline void gather_values(const kvs_u8 *v, kvs_u32 step_begin, kvs_u3
     }
 }
 
-/* Steps that all queries see in whole are taken once. From there on one row at a time: each goes on to where it sees no more,
- * and takes the columns of its queries. */
+/* One row at a time: each takes the columns of its queries from products that end where it sees no more. */
 template <kvs_u32 TILES>
 __device__ inline void gather_rows(const tile_view *tile, const kvs_u8 *v, const kvs_u32 *n_visible, float (*sums)[TILES][4])
 {
-    const kvs_u32 t = threadIdx.x % 4, first = first_step(), last = first + V_STEPS, seen = n_visible[0] / 16;
-    const kvs_u32 common = seen < first ? first : seen < last ? seen : last;
-    gather_values<TILES, true>(v, first, common, KVS_PAGE_TOKENS, 0, (tile->n + 7) / 8, sums);
-    float shared_sums[2][TILES][4];
-#pragma unroll
-    for (kvs_u32 i = 0; i < 8 * TILES; i++) {
-        shared_sums[i / (4 * TILES)][i / 4 % TILES][i % 4] = sums[i / (4 * TILES)][i / 4 % TILES][i % 4];
-    }
+    const kvs_u32 t = threadIdx.x % 4;
 #pragma unroll 1
-    for (kvs_u32 begin = 0, end; begin < tile->n && common < last; begin = end) {
+    for (kvs_u32 begin = 0, end; begin < tile->n; begin = end) {
         end = begin + tile->group - (tile->first + begin) % tile->group;
         end = end < tile->n ? end : tile->n;
-        float of_row[2][TILES][4];
-#pragma unroll
-        for (kvs_u32 i = 0; i < 8 * TILES; i++) {
-            of_row[i / (4 * TILES)][i / 4 % TILES][i % 4] = shared_sums[i / (4 * TILES)][i / 4 % TILES][i % 4];
-        }
-        gather_values<TILES, false>(v, common, last, n_visible[begin], begin / 8, (end + 7) / 8, of_row);
+        float of_row[2][TILES][4] = {};
+        gather_values<TILES, false>(v, n_visible[begin], begin / 8, (end + 7) / 8, of_row);
 #pragma unroll
         for (kvs_u32 i = 0; i < 8 * TILES; i++) {
             const kvs_u32 m = i / (4 * TILES), n = i / 4 % TILES, j = i % 4, query = 8 * n + 2 * t + j % 2;
@@ -541,8 +534,10 @@ __device__ inline void attend_page(const kvs_attend_params *p, const tile_view *
     const kvs_u32 n_tokens = n_visible[tile->n - 1];
     const kvs_u8 *head = head_of_page(p, tile, page);
     const bool is_whole = n_visible[0] == KVS_PAGE_TOKENS;
-    prefetch_bytes(head + k_side::bytes, v_side::bytes);
-    prefetch_bytes(head_of_page(p, tile, next), k_side::bytes);
+    if (KVS_AHEAD) {
+        prefetch_bytes(head + k_side::bytes, v_side::bytes);
+        prefetch_bytes(head_of_page(p, tile, next), k_side::bytes);
+    }
     {
         float scores[2][TILES][4] = {};
         if (threadIdx.x / 32 * 32 < n_tokens) {
@@ -558,8 +553,7 @@ __device__ inline void attend_page(const kvs_attend_params *p, const tile_view *
     float sums[2][TILES][4] = {};
     if (threadIdx.x / 32 < V_SPLITS * V_BLOCKS) {
         if (is_whole) {
-            gather_values<TILES, true>(head + k_side::bytes, first_step(), first_step() + V_STEPS, KVS_PAGE_TOKENS, 0,
-                                       (tile->n + 7) / 8, sums);
+            gather_values<TILES, true>(head + k_side::bytes, KVS_PAGE_TOKENS, 0, (tile->n + 7) / 8, sums);
         } else {
             gather_rows(tile, head + k_side::bytes, n_visible, sums);
         }
@@ -570,14 +564,13 @@ __device__ inline void attend_page(const kvs_attend_params *p, const tile_view *
 }
 
 /* Many queries take the registers of a whole multiprocessor. */
-extern "C" __global__ void __launch_bounds__(N_THREADS, KVS_TILES > 2 ? 1 : 2) attend_leaf(const kvs_attend_params p)
+extern "C" __global__ void __launch_bounds__(N_THREADS, KVS_BLOCKS) attend_leaf(const kvs_attend_params p)
 {
     __shared__ shared_state<KVS_TILES> s;
     const tile_view tile = tile_of(&p, 8 * KVS_TILES);
     const page_run pages = pages_of_slot(&p, blockIdx.z);
     running mine = {0.0f, 0.0f};
     float so_far[2][KVS_TILES][4] = {};
-    prefetch_bytes(head_of_page(&p, &tile, pages.begin), k_side::bytes);
     if (pages.is_continued) {
         move_running<KVS_TILES, false>(&p, &tile, (float *)p.groups, &mine, so_far);
     }

@@ -6,8 +6,6 @@
 
 /* Leaves of one page fold in order into groups of so many pages, by absolute page index; groups fold in order into the result. */
 #define KVS_CUDA_GROUP_PAGES 8u
-/* Slots of a launch, at most. */
-#define KVS_CUDA_MAX_SLOTS 128u
 /* Queries of one KV head that share a decoded page in a block. */
 #define KVS_CUDA_TILE_QUERIES 8u
 
@@ -88,7 +86,7 @@ typedef struct kvs_norm_params {
     unsigned long long weight;   /* [group] float32, or 0 */
     unsigned long long n_groups; /* of all rows */
     unsigned int group;          /* values */
-    unsigned int team;           /* threads that share a group: 32, or 1,024 */
+    unsigned int team;           /* threads that share a group: 32 or the whole block */
     float eps;
     unsigned int reserved;
 } kvs_norm_params;

@@ -57,6 +57,17 @@ static __device__ unsigned int part_channel(const params_t &p, unsigned int head
     return (part * p.n_key_heads + (part == 2 ? head : head % p.n_key_heads)) * KVS_DIM;
 }
 
+static __device__ float convolve(const params_t &p, int row, unsigned int channel)
+{
+    const float *weights = (const float *)p.conv + (unsigned long long)channel * KVS_TAPS;
+    float sum = __fmul_rn(weights[0], input_row(p, row - KVS_TAPS + 1)[channel]);
+#pragma unroll
+    for (int tap = 1; tap < KVS_TAPS; tap++) {
+        sum = __fmaf_rn(weights[tap], input_row(p, row - KVS_TAPS + 1 + tap)[channel], sum);
+    }
+    return kvs_silu(sum);
+}
+
 static __device__ void gates_of(const params_t &p, unsigned int head, unsigned int row, float &beta, float &alpha)
 {
     if (row < p.n_pending) {
@@ -115,42 +126,22 @@ static __device__ void normalise(float *x, float eps, float scale)
     store_lane(x, values);
 }
 
-/* Convolve rows begin to begin + n - 1 of a channel. All inputs are asked for before the first is needed. */
-static __device__ void convolve(const params_t &p, unsigned int begin, unsigned int n, unsigned int channel, float (&out)[STRETCH])
-{
-    float weights[KVS_TAPS], inputs[STRETCH + KVS_TAPS - 1];
-#pragma unroll
-    for (int tap = 0; tap < KVS_TAPS; tap++) {
-        weights[tap] = ((const float *)p.conv)[(unsigned long long)channel * KVS_TAPS + tap];
-    }
-#pragma unroll
-    for (int i = 0; i < STRETCH + KVS_TAPS - 1; i++) {
-        inputs[i] = i < (int)n + KVS_TAPS - 1 ? input_row(p, (int)begin + i - KVS_TAPS + 1)[channel] : 0.0f;
-    }
-#pragma unroll
-    for (int t = 0; t < STRETCH; t++) {
-        float sum = __fmul_rn(weights[0], inputs[t]);
-#pragma unroll
-        for (int tap = 1; tap < KVS_TAPS; tap++) {
-            sum = __fmaf_rn(weights[tap], inputs[t + tap], sum);
-        }
-        out[t] = kvs_silu(sum);
-    }
-}
-
-/* What the recurrence takes of rows begin to begin + n - 1. q of pending rows is not looked at. */
+/* What the recurrence takes of rows begin to begin + n - 1; q of rows with an output alone. */
 static __device__ void prepare(const params_t &p, stretch_t &stretch, unsigned int begin, unsigned int n)
 {
     const unsigned int head = blockIdx.x;
-    for (unsigned int column = threadIdx.x; column < 2 * KVS_DIM + BLOCK_ROWS; column += THREADS) {
+    const unsigned int width = 2 * KVS_DIM + BLOCK_ROWS;
+    for (unsigned int at = threadIdx.x; at < n * width; at += THREADS) {
+        const unsigned int t = at / width, column = at % width;
         const unsigned int part = column < KVS_DIM ? 0 : column < 2 * KVS_DIM ? 1 : 2;
-        const unsigned int i = column - part * KVS_DIM;
-        float values[STRETCH];
-        convolve(p, begin, n, part_channel(p, head, part) + i + (part == 2 ? blockIdx.y * BLOCK_ROWS : 0), values);
-#pragma unroll
-        for (int t = 0; t < STRETCH; t++) {
-            *(part == 0 ? &stretch.q[t][i] : part == 1 ? &stretch.k[t][i] : &stretch.v[t][i]) = values[t];
+        const unsigned int i = part == 2 ? column - 2 * KVS_DIM : column % KVS_DIM;
+        if (part == 0 && begin + t < p.n_pending) {
+            stretch.q[t][i] = 0.0f;
+            continue;
         }
+        const unsigned int channel = part_channel(p, head, part) + i + (part == 2 ? blockIdx.y * BLOCK_ROWS : 0);
+        const float value = convolve(p, (int)(begin + t), channel);
+        *(part == 0 ? &stretch.q[t][i] : part == 1 ? &stretch.k[t][i] : &stretch.v[t][i]) = value;
     }
     if (threadIdx.x < n) {
         float beta, alpha;

@@ -9,7 +9,6 @@
  * Twin: native/backends/cpu/matmul_reference.c, whose sum is one chain.
  */
 #include "act_record.h"
-#include "copy_ahead.cuh"
 #include "weight_params.h"
 #include "weight_product.cuh"
 #include "weight_unit.cuh"
@@ -17,46 +16,14 @@
 #define WARPS KVS_SLICES
 #define ROWS 16 /* of a panel */
 
-#define VALUES (KVS_TILES * 4 * 32) /* sums of a block, [tile][register][lane] */
-#define LONGEST_UNIT 3360           /* bytes; of shorter ones a warp keeps several on their way */
-#define MOST_AHEAD 4
-
 typedef float sums_t[KVS_TILES][4];
-typedef float room_t[WARPS][VALUES];
 
-/* Units on their way to each warp, and, when all have come, the sums of the warps. */
-union shared_t {
-    unsigned char units[WARPS][LONGEST_UNIT];
-    room_t room;
-    uint4 alignment;
-};
-
-template <int TYPE> __device__ constexpr int units_ahead()
-{
-    constexpr int fitting = LONGEST_UNIT / kvs_form_unit_bytes(TYPE);
-    static_assert(fitting >= 1, "a unit fits");
-    return fitting < MOST_AHEAD ? fitting : MOST_AHEAD;
-}
-
+/* The units of this warp. `records`: of the first tile; tiles behind n_rows are left alone. */
 template <int TYPE>
-static __device__ __forceinline__ void fetch_unit(unsigned char *to, const unsigned char *from, unsigned int lane)
+__device__ __forceinline__ void sum_panel(sums_t &sums, const unsigned char *panel, const unsigned char *records,
+                                          unsigned int n_groups, unsigned int n_rows)
 {
-#pragma unroll
-    for (int i = 0; i < kvs_form_unit_bytes(TYPE); i += 512) {
-        if (i + 16 * lane < kvs_form_unit_bytes(TYPE)) {
-            kvs_copy_ahead(to + i + 16 * lane, from + i + 16 * lane);
-        }
-    }
-}
-
-/* The units of this warp, fetched ahead through its own `staged` bytes. `records`: of the first tile; tiles behind n_rows are
- * left alone. */
-template <int TYPE>
-static __device__ __forceinline__ void sum_panel(sums_t &sums, const unsigned char *panel, const unsigned char *records,
-                                                 unsigned int n_groups, unsigned int n_rows, unsigned char *staged)
-{
-    constexpr int GROUPS = kvs_unit<TYPE>::GROUPS, AHEAD = units_ahead<TYPE>();
-    constexpr unsigned int BYTES = kvs_form_unit_bytes(TYPE);
+    constexpr int GROUPS = kvs_unit<TYPE>::GROUPS;
     const unsigned int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const unsigned int n_units = (n_groups + GROUPS - 1) / GROUPS;
     const unsigned int tile_bytes = n_groups * KVS_ACT_RECORD_BYTES;
@@ -67,28 +34,10 @@ static __device__ __forceinline__ void sum_panel(sums_t &sums, const unsigned ch
             sums[tile][i] = 0.0f;
         }
     }
-#pragma unroll
-    for (int i = 0; i < AHEAD; i++) {
-        const unsigned int u = warp + WARPS * i;
-        if (u < n_units) {
-            fetch_unit<TYPE>(staged + BYTES * i, panel + (unsigned long long)u * BYTES, lane);
-        }
-        kvs_end_batch();
-    }
-    unsigned int slot = 0;
-#pragma unroll 1
+#pragma unroll(GROUPS == 2 && KVS_TILES < 4 ? 4 : 1)
     for (unsigned int u = warp; u < n_units; u += WARPS) {
         kvs_unit<TYPE> unit;
-        kvs_wait_batches<AHEAD - 1>();
-        __syncwarp();
-        kvs_load_unit<TYPE, true>(unit, staged + BYTES * slot, lane);
-        __syncwarp();
-        const unsigned int next = u + WARPS * AHEAD;
-        if (next < n_units) {
-            fetch_unit<TYPE>(staged + BYTES * slot, panel + (unsigned long long)next * BYTES, lane);
-        }
-        kvs_end_batch();
-        slot = slot + 1 == AHEAD ? 0 : slot + 1;
+        kvs_load_unit<TYPE>(unit, panel + (unsigned long long)u * kvs_form_unit_bytes(TYPE), lane);
         const unsigned char *record = records + (unsigned long long)u * GROUPS * KVS_ACT_RECORD_BYTES;
 #pragma unroll
         for (int j = 0; j < GROUPS; j++) {
@@ -97,8 +46,8 @@ static __device__ __forceinline__ void sum_panel(sums_t &sums, const unsigned ch
 #pragma unroll
             for (int tile = 0; tile < KVS_TILES; tile++) {
                 if (tile == 0 || tile * KVS_ACT_TILE < n_rows) {
-                    kvs_add_group<TYPE>(sums[tile], unit, j, a, record + tile * tile_bytes + j * KVS_ACT_RECORD_BYTES, lane,
-                                        tile * KVS_ACT_TILE + lane / 4 < n_rows);
+                    kvs_add_group<TYPE>(sums[tile], unit, j, a, record + (unsigned long long)tile * tile_bytes + j * KVS_ACT_RECORD_BYTES,
+                                    lane, tile * KVS_ACT_TILE + lane / 4 < n_rows);
                 }
             }
         }
@@ -107,15 +56,14 @@ static __device__ __forceinline__ void sum_panel(sums_t &sums, const unsigned ch
 
 /* Parts of one type share its code. */
 static __device__ __forceinline__ void sum_part(sums_t &sums, unsigned int part, const unsigned char *panel,
-                                                const unsigned char *records, unsigned int n_groups, unsigned int n_rows,
-                                                unsigned char *staged)
+                                                const unsigned char *records, unsigned int n_groups, unsigned int n_rows)
 {
     if (part == 0 || (part == 1 && KVS_T1 == KVS_T0) || (part == 2 && KVS_T2 == KVS_T0)) {
-        sum_panel<KVS_T0>(sums, panel, records, n_groups, n_rows, staged);
+        sum_panel<KVS_T0>(sums, panel, records, n_groups, n_rows);
     } else if (part == 1 || KVS_T2 == KVS_T1) {
-        sum_panel<KVS_T1>(sums, panel, records, n_groups, n_rows, staged);
+        sum_panel<KVS_T1>(sums, panel, records, n_groups, n_rows);
     } else {
-        sum_panel<KVS_T2>(sums, panel, records, n_groups, n_rows, staged);
+        sum_panel<KVS_T2>(sums, panel, records, n_groups, n_rows);
     }
 }
 
@@ -126,10 +74,12 @@ static __device__ unsigned int panel_bytes(unsigned int part, unsigned int n_gro
     return (n_groups + unit_groups - 1) / unit_groups * kvs_form_unit_bytes(type);
 }
 
-/* Units lie where sums go, so all warps must have read theirs. */
+#define VALUES (KVS_TILES * 4 * 32) /* sums of a block, [tile][register][lane] */
+
+typedef float room_t[WARPS][VALUES];
+
 static __device__ void put_sums(room_t &room, const sums_t &sums)
 {
-    __syncthreads();
 #pragma unroll
     for (int tile = 0; tile < KVS_TILES; tile++) {
 #pragma unroll
@@ -195,8 +145,7 @@ static __device__ void store(const kvs_matmul_params &p, const place &at, unsign
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32) matmul(const kvs_matmul_params p)
 {
-    __shared__ shared_t shared;
-    unsigned char *staged = shared.units[threadIdx.x / 32];
+    __shared__ room_t room;
     place at = {0, blockIdx.x / p.n_row_tiles, blockIdx.x % p.n_row_tiles * KVS_TILES * KVS_ACT_TILE, 0};
     if (KVS_EXPERTS) {
         if (at.first_row / KVS_ACT_TILE >= *(const unsigned int *)p.n_tiles_used) {
@@ -212,29 +161,29 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) matmul(const kvs_matmul
                                                                           p.n_groups * KVS_ACT_RECORD_BYTES;
     const unsigned int n_rows = p.n_rows - at.first_row;
     sums_t sums;
-    sum_part(sums, at.part, find_panel(p, at, at.part), records, p.n_groups, n_rows, staged);
-    put_sums(shared.room, sums);
+    sum_part(sums, at.part, find_panel(p, at, at.part), records, p.n_groups, n_rows);
+    put_sums(room, sums);
 #if KVS_SWIGLU
     constexpr int MINE = (VALUES + WARPS * 32 - 1) / (WARPS * 32);
     float gate[MINE];
 #pragma unroll
     for (int i = 0; i < MINE; i++) {
         const unsigned int value = i * WARPS * 32 + threadIdx.x;
-        gate[i] = value < VALUES ? fold_warps(shared.room, value) : 0.0f;
+        gate[i] = value < VALUES ? fold_warps(room, value) : 0.0f;
     }
     __syncthreads();
-    sum_part(sums, 1, find_panel(p, at, 1), records, p.n_groups, n_rows, staged);
-    put_sums(shared.room, sums);
+    sum_part(sums, 1, find_panel(p, at, 1), records, p.n_groups, n_rows);
+    put_sums(room, sums);
 #pragma unroll
     for (int i = 0; i < MINE; i++) {
         const unsigned int value = i * WARPS * 32 + threadIdx.x;
         if (value < VALUES) {
-            store(p, at, value, gate[i], fold_warps(shared.room, value));
+            store(p, at, value, gate[i], fold_warps(room, value));
         }
     }
 #else
     for (unsigned int value = threadIdx.x; value < VALUES; value += WARPS * 32) {
-        store(p, at, value, fold_warps(shared.room, value), 0.0f);
+        store(p, at, value, fold_warps(room, value), 0.0f);
     }
 #endif
 }

@@ -1,7 +1,7 @@
 /* matmul_float.cu: float32 activations times float weights.
  *
  * Kernel matmul_float(kvs_matmul_float_params). Macros: KVS_T0 type of the weights.
- * Grid: (output values / 16 rounded up, rows / 8 rounded up). Block: 128, a warp to four output values. No dynamic shared memory.
+ * Grid: (output values / 4 rounded up, rows / 8 rounded up). Block: 128, a warp to an output value. No dynamic shared memory.
  * Architecture: 75.
  * Order, for every number of rows: lane l takes values 8l .. 8l+7, then those 256 further on, ...; acc = fma(w, x, acc) rising,
  * then the tree of kvs_warp_sum.
@@ -12,7 +12,6 @@
 #include "weight_params.h"
 
 #define WARPS 4
-#define COLUMNS 4 /* output values of a warp, which share the inputs that it loads */
 #define ROWS 8
 #define RUN 8 /* values to a lane at a time */
 
@@ -48,57 +47,10 @@ static __device__ __forceinline__ void load_inputs(float (&x)[RUN], const float 
     }
 }
 
-typedef float sums_t[ROWS][COLUMNS];
-
-/* Sums of this lane. Columns behind the last repeat it; nobody stores them. */
-static __device__ __forceinline__ void sum_lane(const kvs_matmul_float_params &p, sums_t &sums, unsigned int expert,
-                                                unsigned int column, unsigned int first, unsigned int n_rows)
-{
-    const unsigned int value_bytes = KVS_T0 == KVS_W_F32 ? 4 : 2;
-    const unsigned long long row_bytes = (unsigned long long)p.row_values * value_bytes;
-    const float *x = (const float *)p.x + (unsigned long long)first * p.x_stride;
-    const bool is_aligned = p.x % 16 == 0 && p.x_stride % 4 == 0;
-    const unsigned char *weights[COLUMNS];
-#pragma unroll
-    for (int c = 0; c < COLUMNS; c++) {
-        const unsigned int row = column + c < p.n ? column + c : p.n - 1;
-        weights[c] = (const unsigned char *)p.weights + ((unsigned long long)expert * p.n + row) * row_bytes;
-    }
-    for (unsigned int i = threadIdx.x % 32 * RUN; i < p.row_values; i += 32 * RUN) {
-        float w[COLUMNS][RUN];
-#pragma unroll
-        for (int c = 0; c < COLUMNS; c++) {
-            load_weights(w[c], weights[c], i);
-        }
-#pragma unroll
-        for (int r = 0; r < ROWS; r++) {
-            if (r < n_rows) {
-                float values[RUN];
-                load_inputs(values, x + (unsigned long long)r * p.x_stride, i, p.k, is_aligned);
-#pragma unroll
-                for (int c = 0; c < COLUMNS; c++) {
-#pragma unroll
-                    for (int v = 0; v < RUN; v++) {
-                        sums[r][c] = __fmaf_rn(w[c][v], values[v], sums[r][c]);
-                    }
-                }
-            }
-        }
-    }
-}
-
-static __device__ void store(const kvs_matmul_float_params &p, unsigned int expert, unsigned int row, unsigned int column, float y)
-{
-    float *out = (float *)p.out + (unsigned long long)row * p.out_stride + column;
-    if (p.scales != 0) {
-        y = __fmul_rn(y, ((const float *)p.scales)[p.tile_experts != 0 ? expert : column / p.scale_run]);
-    }
-    *out = p.epilogue == KVS_STORE_ADD ? __fadd_rn(*out, y) : y;
-}
-
 extern "C" __global__ void __launch_bounds__(WARPS * 32) matmul_float(const kvs_matmul_float_params p)
 {
-    const unsigned int column = (blockIdx.x * WARPS + threadIdx.x / 32) * COLUMNS, first = blockIdx.y * ROWS;
+    const unsigned int column = blockIdx.x * WARPS + threadIdx.x / 32, lane = threadIdx.x % 32;
+    const unsigned int first = blockIdx.y * ROWS;
     if (column >= p.n) {
         return;
     }
@@ -110,18 +62,40 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) matmul_float(const kvs_
         expert = ((const unsigned int *)p.tile_experts)[blockIdx.y];
     }
     const unsigned int n_rows = p.n_rows - first < ROWS ? p.n_rows - first : ROWS;
-    sums_t sums = {};
-    sum_lane(p, sums, expert, column, first, n_rows);
+    const unsigned int value_bytes = KVS_T0 == KVS_W_F32 ? 4 : 2;
+    const unsigned char *weights = (const unsigned char *)p.weights +
+                                   ((unsigned long long)expert * p.n + column) * p.row_values * value_bytes;
+    const float *x = (const float *)p.x + (unsigned long long)first * p.x_stride;
+    const bool is_aligned = p.x % 16 == 0 && p.x_stride % 4 == 0;
+    float sums[ROWS] = {0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f};
+    for (unsigned int i = lane * RUN; i < p.row_values; i += 32 * RUN) {
+        float w[RUN];
+        load_weights(w, weights, i);
 #pragma unroll
-    for (int r = 0; r < ROWS; r++) {
-#pragma unroll
-        for (int c = 0; c < COLUMNS; c++) {
+        for (int r = 0; r < ROWS; r++) {
             if (r < n_rows) {
-                const float y = kvs_warp_sum(sums[r][c]);
-                if (threadIdx.x % 32 == 0 && column + c < p.n) {
-                    store(p, expert, first + r, column + c, y);
+                float values[RUN];
+                load_inputs(values, x + (unsigned long long)r * p.x_stride, i, p.k, is_aligned);
+#pragma unroll
+                for (int v = 0; v < RUN; v++) {
+                    sums[r] = __fmaf_rn(w[v], values[v], sums[r]);
                 }
             }
+        }
+    }
+    for (unsigned int r = 0; r < n_rows; r++) {
+        float y = 0.0f;
+#pragma unroll
+        for (int i = 0; i < ROWS; i++) {
+            y = i == r ? sums[i] : y;
+        }
+        y = kvs_warp_sum(y);
+        if (lane == 0) {
+            float *out = (float *)p.out + (unsigned long long)(first + r) * p.out_stride + column;
+            if (p.scales != 0) {
+                y = __fmul_rn(y, ((const float *)p.scales)[p.tile_experts != 0 ? expert : column / p.scale_run]);
+            }
+            *out = p.epilogue == KVS_STORE_ADD ? __fadd_rn(*out, y) : y;
         }
     }
 }

@@ -10,7 +10,6 @@
  * Twin: native/backends/cpu/matmul_reference.c, whose sum is one chain.
  */
 #include "act_record.h"
-#include "copy_ahead.cuh"
 #include "weight_params.h"
 #include "weight_product.cuh"
 #include "weight_unit.cuh"
@@ -35,6 +34,23 @@ struct place {
     unsigned int first_row;
     unsigned int n_rows; /* from first_row on */
 };
+
+static __device__ __forceinline__ void copy_chunk(unsigned char *to, const unsigned char *from)
+{
+#if defined(__CUDACC__) && __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((unsigned int)__cvta_generic_to_shared(to)), "l"(from));
+#else
+    *(uint4 *)to = *(const uint4 *)from;
+#endif
+}
+
+/* Wait for what this thread has asked for. */
+static __device__ __forceinline__ void end_copies()
+{
+#if defined(__CUDACC__) && __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+}
 
 /* Stages of a slice hold STAGE_GROUPS / GROUPS units that follow one another in it. */
 template <int GROUPS> struct stages {
@@ -77,7 +93,7 @@ static __device__ __forceinline__ void fetch(const stages<GROUPS> &s, unsigned i
         const unsigned int unit = s.unit(slice, stage, group / GROUPS);
         if (tile * KVS_ACT_TILE < n_rows && unit < s.n_units) {
             const unsigned long long record = (unsigned long long)tile * n_groups + unit * GROUPS + group % GROUPS;
-            kvs_copy_ahead(to.bytes + chunk * CHUNK, records + record * KVS_ACT_RECORD_BYTES + piece * CHUNK);
+            copy_chunk(to.bytes + chunk * CHUNK, records + record * KVS_ACT_RECORD_BYTES + piece * CHUNK);
         }
     }
 }
@@ -96,7 +112,7 @@ static __device__ __forceinline__ void add_stage(sums_t &sums, const stages<kvs_
             return;
         }
         kvs_unit<TYPE> unit;
-        kvs_load_unit<TYPE, false>(unit, panel + (unsigned long long)u * kvs_form_unit_bytes(TYPE), lane);
+        kvs_load_unit<TYPE>(unit, panel + (unsigned long long)u * kvs_form_unit_bytes(TYPE), lane);
         const unsigned char *record = records.bytes + i * GROUPS * KVS_ACT_RECORD_BYTES;
 #pragma unroll
         for (int j = 0; j < GROUPS; j++) {
@@ -123,8 +139,7 @@ static __device__ __forceinline__ void sum_panel(sums_t &total, const unsigned c
     const unsigned int first = KVS_SPLIT ? blockIdx.y : 0, end = KVS_SPLIT ? blockIdx.y + 1 : KVS_SLICES;
     unsigned int next_slice = first, next_stage = 0, buffer = 0;
     fetch(s, first, 0, records, n_groups, n_rows, staged[0]);
-    kvs_end_batch();
-    kvs_wait_batches<0>();
+    end_copies();
     __syncthreads();
 #pragma unroll 1
     for (unsigned int slice = first; slice < end; slice++) {
@@ -138,8 +153,7 @@ static __device__ __forceinline__ void sum_panel(sums_t &total, const unsigned c
             if (has_panel) {
                 add_stage<TYPE>(sums, s, slice, stage, panel, staged[buffer], n_rows);
             }
-            kvs_end_batch();
-            kvs_wait_batches<0>();
+            end_copies();
             __syncthreads();
             buffer ^= 1;
         }

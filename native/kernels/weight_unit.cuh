@@ -26,80 +26,65 @@ template <int TYPE> struct kvs_unit {
     unsigned int subminima[SUBMINIMUM_WORDS + 1];
 };
 
-/* Weights are read once: they must not push activations out of the first-level cache. STAGED: from shared memory. */
-template <bool STAGED> __device__ __forceinline__ void kvs_load_vector(unsigned int *to, const unsigned char *from)
+/* Weights are read once: they must not push activations out of the first-level cache. */
+__device__ __forceinline__ void kvs_load_vector(unsigned int *to, const unsigned char *from)
 {
 #ifdef __CUDACC__
-    if (!STAGED) {
-        asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-            : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-            : "l"(from));
-        return;
-    }
+    asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+        : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+        : "l"(from));
+#else
+    memcpy(to, from, 16);
 #endif
-    const uint4 words = *(const uint4 *)from;
-    to[0] = words.x;
-    to[1] = words.y;
-    to[2] = words.z;
-    to[3] = words.w;
-}
-
-template <bool STAGED> __device__ __forceinline__ unsigned int kvs_load_word(const unsigned char *from)
-{
-    return STAGED ? *(const unsigned int *)from : __ldg((const unsigned int *)from);
 }
 
 /* WORDS words to a lane, lanes side by side in vectors of at most 16 bytes. */
-template <int WORDS, bool STAGED>
-__device__ __forceinline__ void kvs_load_lane(unsigned int *to, const unsigned char *plane, unsigned int lane)
+template <int WORDS> __device__ __forceinline__ void kvs_load_lane(unsigned int *to, const unsigned char *plane, unsigned int lane)
 {
     if constexpr (WORDS % 4 == 0) {
 #pragma unroll
         for (int v = 0; v < WORDS / 4; v++) {
-            kvs_load_vector<STAGED>(to + 4 * v, plane + 512 * v + 16 * lane);
+            kvs_load_vector(to + 4 * v, plane + 512 * v + 16 * lane);
         }
     } else {
 #pragma unroll
         for (int w = 0; w < WORDS; w++) {
-            to[w] = kvs_load_word<STAGED>(plane + 4 * (WORDS * lane + w));
+            to[w] = __ldg((const unsigned int *)(plane + 4 * (WORDS * lane + w)));
         }
     }
 }
 
 /* WORDS words to a pair of rows, pairs side by side. */
-template <int WORDS, bool STAGED>
-__device__ __forceinline__ void kvs_load_pair(unsigned int *to, const unsigned char *plane, unsigned int row)
+template <int WORDS> __device__ __forceinline__ void kvs_load_pair(unsigned int *to, const unsigned char *plane, unsigned int row)
 {
     const unsigned char *from = plane + 4 * WORDS * row;
     if constexpr (WORDS % 4 == 0) {
 #pragma unroll
         for (int v = 0; v < WORDS / 4; v++) {
-            kvs_load_vector<STAGED>(to + 4 * v, from + 16 * v);
+            kvs_load_vector(to + 4 * v, from + 16 * v);
         }
     } else if constexpr (WORDS == 2) {
-        const uint2 both = STAGED ? *(const uint2 *)from : __ldg((const uint2 *)from);
+        const uint2 both = __ldg((const uint2 *)from);
         to[0] = both.x;
         to[1] = both.y;
     } else if constexpr (WORDS == 1) {
-        to[0] = kvs_load_word<STAGED>(from);
+        to[0] = __ldg((const unsigned int *)from);
     }
 }
 
-template <int TYPE, bool STAGED>
-__device__ __forceinline__ void kvs_load_unit(kvs_unit<TYPE> &unit, const unsigned char *from, unsigned int lane)
+template <int TYPE> __device__ __forceinline__ void kvs_load_unit(kvs_unit<TYPE> &unit, const unsigned char *from, unsigned int lane)
 {
     using u = kvs_unit<TYPE>;
-    const unsigned int row = lane / 4;
-    kvs_load_lane<u::CODE_WORDS, STAGED>(unit.codes, from, lane);
+    kvs_load_lane<u::CODE_WORDS>(unit.codes, from, lane);
     if constexpr (kvs_form_has_shared_bit(TYPE)) {
-        kvs_load_pair<u::HIGH_WORDS, STAGED>(unit.high, from + kvs_form_high_at(TYPE), row);
+        kvs_load_pair<u::HIGH_WORDS>(unit.high, from + kvs_form_high_at(TYPE), lane / 4);
     } else {
-        kvs_load_lane<u::HIGH_WORDS, STAGED>(unit.high, from + kvs_form_high_at(TYPE), lane);
+        kvs_load_lane<u::HIGH_WORDS>(unit.high, from + kvs_form_high_at(TYPE), lane);
     }
-    kvs_load_pair<u::HALF_WORDS, STAGED>(unit.scales, from + kvs_form_scales_at(TYPE), row);
-    kvs_load_pair<u::MINIMUM_WORDS, STAGED>(unit.minima, from + kvs_form_minima_at(TYPE), row);
-    kvs_load_pair<u::SUB_WORDS, STAGED>(unit.subs, from + kvs_form_subs_at(TYPE), row);
-    kvs_load_pair<u::SUBMINIMUM_WORDS, STAGED>(unit.subminima, from + kvs_form_subminima_at(TYPE), row);
+    kvs_load_pair<u::HALF_WORDS>(unit.scales, from + kvs_form_scales_at(TYPE), lane / 4);
+    kvs_load_pair<u::MINIMUM_WORDS>(unit.minima, from + kvs_form_minima_at(TYPE), lane / 4);
+    kvs_load_pair<u::SUB_WORDS>(unit.subs, from + kvs_form_subs_at(TYPE), lane / 4);
+    kvs_load_pair<u::SUBMINIMUM_WORDS>(unit.subminima, from + kvs_form_subminima_at(TYPE), lane / 4);
 }
 
 /* Four signed levels to a word. */

@@ -19,6 +19,13 @@ from tests.gpu.kernel_engine import CudaEngine
 LAYER = Layer(T.Q8_0, T.Q4_0, 256, 256, 4, 6)
 SLOTS = 128
 FAMILIES = tuple(Family("attend_mma", tile) for tile in (8, 16, 32))
+TRIED = tuple(
+    Family("attend_mma", tile, (("KVS_AHEAD", ahead), ("KVS_K_UNROLL", unroll), ("KVS_BLOCKS", blocks)))
+    for tile, all_blocks in ((8, (1, 2, 3)), (16, (1, 2)), (32, (1,)))
+    for ahead in (0, 1)
+    for unroll in (1, 2, 4)
+    for blocks in all_blocks
+)
 
 
 def repeated(engine: CudaEngine, n_tokens: int, n_rows: int) -> Case:
@@ -37,7 +44,7 @@ def repeated(engine: CudaEngine, n_tokens: int, n_rows: int) -> Case:
 
 def runs_of(n_pages: int, n_tiles: int) -> list[Run]:
     """As the launcher cuts: slots of pages where groups would leave multiprocessors without work."""
-    is_grouped = n_pages // GROUP * 4 * n_tiles >= 132
+    is_grouped = n_pages // GROUP * 4 * n_tiles >= 264
     step = SLOTS * GROUP if is_grouped else SLOTS
     return [Run(at, min(at + step, n_pages), is_grouped) for at in range(0, n_pages, step)]
 
@@ -51,6 +58,18 @@ def compile_all(device: CudaEngine, families: Iterable[Family]) -> None:
     wanted = [family.macros(LAYER, family.tile) for family in families]
     with ThreadPoolExecutor(12) as threads:
         list(threads.map(lambda macros: device.compile_ahead("attend_mma", macros), wanted))
+
+
+def variant_figures(device: CudaEngine) -> Iterator[str]:
+    compile_all(device, TRIED)
+    for n_tokens, n_rows in ((8192, 1), (131072, 1), (131072, 6), (32768, 64)):
+        case = repeated(device, n_tokens, n_rows)
+        yield f"{n_tokens} tokens {n_rows} rows"
+        for family in TRIED:
+            time = microseconds(device, case, family)
+            rate = case.n_pages * LAYER.record_bytes / time / 1e3
+            yield f"    tile {family.tile} {[value for _, value in family.more]}: {time:.1f} us {rate:.0f} GB/s"
+        device.release()
 
 
 def tile_figures(device: CudaEngine) -> Iterator[str]:

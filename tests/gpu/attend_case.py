@@ -90,6 +90,7 @@ class Family:
 
     source: str
     tile: int = 0
+    more: tuple[tuple[str, int], ...] = ()
 
     def takes(self, layer: Layer) -> bool:
         return self.source == "attend" or not {layer.type_k, layer.type_v} & {T.F32, T.BF16}
@@ -97,10 +98,10 @@ class Family:
     def tile_of(self, n_queries: int) -> int:
         if self.source == "attend":
             return PLAIN_TILE
-        return self.tile or (8 if n_queries <= 8 else 16)
+        return self.tile or (8 if n_queries <= 8 else 32)
 
     def macros(self, layer: Layer, tile: int) -> dict[str, int]:
-        return layer.macros if self.source == "attend" else layer.macros | {"KVS_TILES": tile // 8}
+        return layer.macros if self.source == "attend" else layer.macros | {"KVS_TILES": tile // 8} | dict(self.more)
 
     def shared_bytes(self, layer: Layer, tile: int) -> int:
         if self.source == "attend":

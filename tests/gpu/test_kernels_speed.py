@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from pykvstream.gguf import GgmlType
-from tests.bench.cuda_attend import tile_figures
+from tests.bench.cuda_attend import tile_figures, variant_figures
 from tests.gpu.kernel_engine import CudaEngine, Grid
 from tests.gpu.test_kernels_delta import LOGGED, Layer, Shape, Tables
 from tests.gpu.weight_rig import STORE, SWIGLU, WeightRig, build_launches
@@ -128,4 +128,4 @@ def test_delta_speed(recorder: Recorder, capsys: pytest.CaptureFixture[str]) -> 
 
 def test_attend_speed(capsys: pytest.CaptureFixture[str]) -> None:
     device = CudaEngine()
-    show(capsys, list(tile_figures(device)))
+    show(capsys, [*tile_figures(device), *variant_figures(device)])

@@ -11,9 +11,10 @@
 /* Architecture from which on matrix products of halves are used, and the queries that share a page there. */
 #define PRODUCTS_ARCH 80u
 #define FEW_QUERIES 8u
-#define MANY_QUERIES 16u
+#define MANY_QUERIES 32u
 #define MAX_HEAD_VALUES 256u
 #define HEAD_GRAIN 32u
+#define SLOTS_MOST 128u
 #define SLOT_BYTES (UINT64_C(4) << 20)
 #define THREADS 256u
 
@@ -54,7 +55,7 @@ static uint64_t slot_bytes(const kvs_bound_op *op, uint32_t n_rows)
 static uint64_t slots_of(const kvs_bound_op *op, uint32_t n_rows)
 {
     const uint64_t fit = SLOT_BYTES / slot_bytes(op, n_rows);
-    return fit == 0 ? 1 : fit < KVS_CUDA_MAX_SLOTS ? fit : KVS_CUDA_MAX_SLOTS;
+    return fit == 0 ? 1 : fit < SLOTS_MOST ? fit : SLOTS_MOST;
 }
 
 kvs_status kvs_cuda_scratch_attend(kvs_cuda_launcher *launcher, const kvs_bound_op *op, uint32_t max_rows, uint64_t *bytes)
@@ -63,7 +64,7 @@ kvs_status kvs_cuda_scratch_attend(kvs_cuda_launcher *launcher, const kvs_bound_
     if (status != KVS_OK) {
         return status;
     }
-    const uint64_t slot = slot_bytes(op, max_rows == 0 ? 1 : max_rows), most = KVS_CUDA_MAX_SLOTS * slot;
+    const uint64_t slot = slot_bytes(op, max_rows == 0 ? 1 : max_rows), most = SLOTS_MOST * slot;
     const uint64_t room = slot > SLOT_BYTES ? slot : SLOT_BYTES;
     *bytes = 2 * slot + (most < room ? most : room);
     return KVS_OK;
@@ -139,7 +140,7 @@ static uint32_t cut_launch(const kvs_cuda_launcher *launcher, const kvs_bound_op
     const uint32_t first_group = params->page_begin / KVS_CUDA_GROUP_PAGES;
     const uint32_t n_groups = (uint32_t)kvs_div_up(end, KVS_CUDA_GROUP_PAGES) - first_group;
     const uint32_t grouped_slots = n_groups < room ? n_groups : room;
-    params->is_grouped = (uint64_t)grouped_slots * n_tiles * params->n_kv_heads >= launcher->n_sm;
+    params->is_grouped = (uint64_t)grouped_slots * n_tiles * params->n_kv_heads >= 2 * (uint64_t)launcher->n_sm;
     if (params->is_grouped) {
         const uint32_t stop = (first_group + grouped_slots) * KVS_CUDA_GROUP_PAGES;
         params->page_end = stop < end ? stop : end;

@@ -9,9 +9,8 @@
 #define TABLE_THREADS 64u
 #define HADAMARD_LEAST 32u
 #define HADAMARD_MOST 1024u
-/* Groups up to this size take a warp, larger ones a block of their own size. */
+/* Groups up to this size take a warp, larger ones a block. */
 #define WARP_GROUP 512u
-#define NORM_THREADS 1024u
 
 static uint64_t address_of(const kvs_operand *operand, const struct kvs_step *step)
 {
@@ -43,10 +42,9 @@ kvs_status kvs_cuda_launch_norm(kvs_cuda_launcher *launcher, const kvs_bound_op 
                                     .weight = weight_address(op, 0),
                                     .n_groups = (uint64_t)kvs_operand_rows(&op->in[0], step) * (cols / group),
                                     .group = group,
-                                    .team = group <= WARP_GROUP ? WARP : NORM_THREADS,
+                                    .team = group <= WARP_GROUP ? WARP : THREADS,
                                     .eps = op->f[0]};
-    const uint32_t threads = group <= WARP_GROUP ? THREADS : NORM_THREADS;
-    return launch(launcher, &key, kvs_div_up(params.n_groups, threads / params.team), 1, threads, &params, sizeof params);
+    return launch(launcher, &key, kvs_div_up(params.n_groups, THREADS / params.team), 1, THREADS, &params, sizeof params);
 }
 
 kvs_status kvs_cuda_launch_hadamard(kvs_cuda_launcher *launcher, const kvs_bound_op *op, const struct kvs_step *step)

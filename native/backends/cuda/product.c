@@ -9,7 +9,7 @@
 #define QUANTIZE_THREADS 1024u
 #define MATMUL_THREADS 256u
 #define FLOAT_THREADS 128u
-#define FLOAT_COLUMNS 16u /* to a block */
+#define FLOAT_COLUMNS 4u /* to a block */
 #define GLU_THREADS 256u
 #define FOLD_THREADS 256u
 #define NARROW_ROWS 16u  /* up to here a block takes one panel */
