@@ -43,7 +43,9 @@ class DeviceDesc(Sized):
     _fields_ = [(n, u32) for n in ("struct_size", "flags", "backend", "n_threads")] + [
         ("schedule_seed", u64),
         ("isa", u32),
-        ("reserved", u32),
+        ("ordinal", u32),
+        ("failure", c.c_char_p),
+        ("failure_bytes", u64),
     ]
 
 

@@ -47,7 +47,7 @@ def said(rig: Rig, seed: int) -> TokenSession:
 def step(rig: Rig, seq_of: Context, state_of: Context, phase: Phase = Phase.DECODE) -> NDArray[np.float32]:
     """One row behind the keys and values of one context and the state of another."""
     mixed = object.__new__(Context)
-    mixed.seq, mixed.state, mixed.kept = seq_of.seq, state_of.state, {}
+    mixed.seq, mixed.state, mixed.head, mixed.kept = seq_of.seq, state_of.state, None, {}
     out = np.zeros((1, rig.target.n_vocab_rows), np.float32)
     rig.target.enter(phase)
     rig.target.run(mixed, np.array([5], np.uint32), np.array([0], np.uint32), out, CancelFlag())
