@@ -13,7 +13,7 @@
  * for the objects named. Outputs are written on success only.
  *
  * Read the parts in this order: base, device, arena, kv, span, ring, phase, pager, state, bank, tape, kernel,
- * trace.
+ * trace, timeline.
  */
 #ifndef KVSTREAM_H
 #define KVSTREAM_H
@@ -31,5 +31,6 @@
 #include "kvstream/bank.h"
 #include "kvstream/tape.h"
 #include "kvstream/trace.h"
+#include "kvstream/timeline.h"
 
 #endif

@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -44,6 +45,7 @@ from pykvstream.runtime.opening import admit, provide
 from pykvstream.runtime.saving import Saved, weights_digest
 from pykvstream.runtime.session import ForwardProgress, LogitsWanted, SessionStats, TokenSession
 from pykvstream.runtime.target import Blueprint, MemoryReport, Phase, Progress, Target, TargetOptions, require_token_ids
+from pykvstream.runtime.timeline import Timeline, check_timeline_path, write_timeline
 from pykvstream.sampling import Sampler, SamplerState, SamplingParams, fork_seed
 from pykvstream.speculation import HEAD_DRAFTER, Chain, NgramCounts, SpeculationParams, chain_of
 from pykvstream.text.chat import ChatTemplate, encode_chat, with_bos
@@ -269,6 +271,26 @@ class Model:
         foreign; no session has changed then.
         """
         return Session._of(self, *TokenSession.load(self._target, path, ctx_size))
+
+    @contextmanager
+    def trace(self, path: str | os.PathLike[str]) -> Iterator[Timeline]:
+        """For ``with``: record what the model's sessions do, and write a timeline for Perfetto or Chrome at the end.
+
+        It shows passes, copies, waits, drafts, steps of the MTP head, and the rounds of each session. What is yielded
+        counts events; of more than ``MOST_EVENTS`` the first are kept. The file is written whole or not at all, also
+        where the block raises.
+        Raises ``Busy`` where one is being recorded; ``DeviceError`` or ``InvalidArgument`` for a path that cannot be
+        written, before the block where that is known.
+        """
+        where = check_timeline_path(path)
+        with self._target.turn:
+            timeline = self._target.record()
+        try:
+            yield timeline
+        finally:
+            with self._target.turn:
+                self._target.stop_recording()
+            write_timeline(where, timeline, {"model": str(self.path)})
 
     def check_integrity(self) -> None:
         """Recompute every invariant of the core's objects. For tests."""

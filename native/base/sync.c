@@ -3,7 +3,9 @@
 
 #include <errno.h>
 #include <stdatomic.h>
+#include <sys/syscall.h>
 #include <time.h>
+#include <unistd.h>
 
 enum { NS_PER_S = 1000000000 };
 
@@ -65,4 +67,9 @@ uint64_t kvs_thread_number(void)
         own = atomic_fetch_add_explicit(&newest, 1, memory_order_relaxed) + 1;
     }
     return own;
+}
+
+uint64_t kvs_thread_system_number(void)
+{
+    return (uint64_t)syscall(SYS_gettid);
 }

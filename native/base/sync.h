@@ -54,4 +54,7 @@ bool kvs_cond_wait_until(kvs_cond *cond, kvs_mutex *mutex, uint64_t deadline_ns)
  * its end. */
 uint64_t kvs_thread_number(void);
 
+/* The system's own number of the calling thread, as other tools show it; a later thread may get it again. */
+uint64_t kvs_thread_system_number(void);
+
 #endif

@@ -264,9 +264,8 @@ static kvs_status submit(kvs_bank *bank, uint32_t slot, uint32_t layer, bool is_
 /* Until all copies but the newest `n_newest` have ended. */
 static kvs_status wait_copies(kvs_bank *bank, uint64_t n_newest)
 {
-    const struct kvs_device_view backend = kvs_device_backend(bank->device);
     const uint64_t n_done = bank->n_submitted > n_newest ? bank->n_submitted - n_newest : 0;
-    const kvs_status status = backend.backend->wait_counter(backend.self, &bank->done, n_done, &bank->failed);
+    const kvs_status status = kvs_device_wait_counter(bank->device, &bank->done, n_done, &bank->failed);
     return status == KVS_OK ? KVS_OK : kvs_fail(bank->device, status, "a copy of a snapshot failed");
 }
 

@@ -9,6 +9,7 @@
 #include "core/history.h"
 #include "core/hook.h"
 #include "core/schedule.h"
+#include "core/timeline.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -26,6 +27,7 @@ struct kvs_device {
     kvs_hooks hooks;
     kvs_failures failures;
     kvs_histories histories;
+    kvs_timeline timeline;
     kvs_schedule schedule; /* deferred mode; under the backend's lock */
     _Atomic uint64_t live_objects;
     _Atomic uint64_t last_id;
@@ -71,8 +73,13 @@ static kvs_device *alloc_parts(const kvs_device_desc *desc)
     if (!kvs_histories_init(&device->histories)) {
         goto no_histories;
     }
+    if (!kvs_timeline_init(&device->timeline)) {
+        goto no_timeline;
+    }
     return device;
 
+no_timeline:
+    kvs_histories_destroy(&device->histories);
 no_histories:
     kvs_failures_destroy(&device->failures);
 no_failures:
@@ -84,6 +91,7 @@ no_hooks:
 
 static void free_parts(kvs_device *device)
 {
+    kvs_timeline_destroy(&device->timeline);
     kvs_histories_destroy(&device->histories);
     kvs_failures_destroy(&device->failures);
     kvs_hooks_destroy(&device->hooks);
@@ -343,6 +351,20 @@ kvs_histories *kvs_device_histories(kvs_device *device)
     return &device->histories;
 }
 
+kvs_timeline *kvs_device_timeline(kvs_device *device)
+{
+    return &device->timeline;
+}
+
+kvs_status kvs_device_wait_counter(kvs_device *device, const _Atomic uint64_t *counter, uint64_t value,
+                                   const _Atomic int *failed)
+{
+    const uint64_t begin_ns = kvs_timeline_begin(device);
+    const kvs_status status = device->backend->wait_counter(device->backend_self, counter, value, failed);
+    kvs_timeline_end(device, begin_ns, (kvs_event){.kind = KVS_EVENT_WAIT});
+    return status;
+}
+
 void kvs_device_count_bytes(kvs_device *device, int64_t delta)
 {
     /* Two's complement makes a negative delta a subtraction. */
@@ -359,6 +381,7 @@ void kvs_device_count_bytes(kvs_device *device, int64_t delta)
 void kvs_device_count_copy(kvs_device *device, const kvs_copy *copy, uint64_t spent_ns)
 {
     const uint64_t n_bytes = copy->n_bytes * copy->n_pieces;
+    kvs_timeline_copy(device, copy, spent_ns);
     add(&device->copies, 1);
     add(&device->copied_bytes, n_bytes);
     if (copy->is_out != 0) {

@@ -23,6 +23,10 @@ static inline bool kvs_device_has(const kvs_device *device, kvs_device_flag flag
 /* Queue copies in order: all or none. errors: the backend's; the hook's */
 kvs_status kvs_device_submit(kvs_device *device, const kvs_copy *copies, uint32_t n_copies);
 
+/* The backend's wait_counter, told to the timeline. */
+kvs_status kvs_device_wait_counter(kvs_device *device, const _Atomic uint64_t *counter, uint64_t value,
+                                   const _Atomic int *failed);
+
 /* Buffers. */
 kvs_device *kvs_buffer_device(const kvs_buffer *buffer);
 uint64_t kvs_buffer_address(const kvs_buffer *buffer);

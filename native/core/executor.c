@@ -4,6 +4,7 @@
 #include "core/pager.h"
 #include "core/state.h"
 #include "core/tape.h"
+#include "core/timeline.h"
 #include "core/weight.h"
 
 struct kvs_binding {
@@ -244,6 +245,18 @@ static kvs_status run_ops(const kvs_binding *binding, const kvs_pass_desc *pass,
     return KVS_OK;
 }
 
+static kvs_status replay(const kvs_binding *binding, const kvs_pass_desc *pass, struct kvs_step *step, uint64_t active_pages)
+{
+    struct kvs_device_view backend = kvs_device_backend(binding->device);
+    kvs_status status = backend.backend->pass_begin(backend.self, step);
+    if (status != KVS_OK) {
+        return status;
+    }
+    status = run_ops(binding, pass, step, active_pages);
+    const kvs_status ended = backend.backend->pass_end(backend.self, status == KVS_OK);
+    return status == KVS_OK ? ended : status;
+}
+
 static kvs_status open_state(const kvs_binding *binding, const kvs_pass_desc *pass, const kvs_pass_view *view,
                              const kvs_delta_view **deltas)
 {
@@ -299,12 +312,9 @@ kvs_status kvs_binding_run(kvs_binding *binding, const kvs_pass_desc *pass)
                             .active_pages = view.active_pages,
                             .first_token = view.first_token,
                             .page_tables = view.page_tables};
-    struct kvs_device_view backend = kvs_device_backend(binding->device);
-    status = backend.backend->pass_begin(backend.self, &step);
-    if (status != KVS_OK) {
-        return status;
-    }
-    status = run_ops(binding, pass, &step, view.active_pages);
-    const kvs_status ended = backend.backend->pass_end(backend.self, status == KVS_OK);
-    return status == KVS_OK ? ended : status;
+    const uint64_t begin_ns = kvs_timeline_begin(binding->device);
+    status = replay(binding, pass, &step, view.active_pages);
+    kvs_timeline_end(binding->device, begin_ns,
+                     (kvs_event){.kind = KVS_EVENT_REPLAY, .first = view.first_token, .n_rows = pass->n_rows});
+    return status;
 }

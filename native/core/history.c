@@ -194,7 +194,7 @@ static kvs_status copy_wait(kvs_host *host, uint64_t offset, uint64_t address, u
         return status;
     }
     /* Without `failed`: a failing copy ends too, and until its end it writes to this frame. */
-    status = view.backend->wait_counter(view.self, &done, 1, NULL);
+    status = kvs_device_wait_counter(host->device, &done, 1, NULL);
     if (status != KVS_OK) {
         view.backend->copy_cancel(view.self, &done);
         return kvs_fail(host->device, KVS_EIO,

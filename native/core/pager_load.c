@@ -108,7 +108,7 @@ kvs_status kvs_pager_wait_loads(kvs_pager *pager, uint64_t ticket)
         }
         return KVS_OK;
     }
-    kvs_status status = backend.backend->wait_counter(backend.self, &pager->loads.done, ticket, NULL);
+    kvs_status status = kvs_device_wait_counter(pager->device, &pager->loads.done, ticket, NULL);
     int failed = atomic_load(&pager->loads.failed);
     if (status == KVS_OK && failed == 0) {
         return KVS_OK;

@@ -2,6 +2,7 @@
  * resident, layer by layer, then what streams, then what the next pass will stream. After that the pass only waits for
  * counters. */
 #include "core/pager_state.h"
+#include "core/timeline.h"
 
 uint64_t kvs_pager_prefix(const kvs_pager *pager, uint32_t layer, uint64_t tail_first, uint64_t active_pages)
 {
@@ -120,10 +121,9 @@ static kvs_status open_pass(kvs_pager *pager)
 /* After a failure no load or demand may still be under way, and a page that did not arrive must not be found. */
 static void undo_open(kvs_pager *pager)
 {
-    struct kvs_device_view backend = kvs_device_backend(pager->device);
     release_plans(pager);
     (void)kvs_pager_cancel_ring(pager);
-    (void)backend.backend->wait_counter(backend.self, &pager->loads.done, pager->loads.submitted, NULL);
+    (void)kvs_device_wait_counter(pager->device, &pager->loads.done, pager->loads.submitted, NULL);
     if (atomic_exchange(&pager->loads.failed, 0) != 0) {
         /* A page whose rows are on their way to history was here before, whole. */
         uint64_t end = pager->has_pending ? pager->pending_first_page : pager->where_pages;
@@ -165,11 +165,8 @@ kvs_status kvs_pager_check_rows(const kvs_pager *pager, const kvs_seq *seq, uint
     return KVS_OK;
 }
 
-kvs_status kvs_pager_begin(kvs_pager *pager, kvs_seq *seq, uint32_t n_rows)
+static kvs_status begin_pass(kvs_pager *pager, kvs_seq *seq, uint32_t n_rows)
 {
-    if (pager == NULL || seq == NULL) {
-        return kvs_refuse(pager == NULL ? NULL : pager->device);
-    }
     kvs_status status = pager->is_in_pass ? kvs_fail(pager->device, KVS_EBUSY, "a pass is open")
                                           : kvs_pager_check_rows(pager, seq, n_rows);
     if (status == KVS_OK && !kvs_pager_can_settle_later(pager, seq, n_rows)) {
@@ -207,6 +204,18 @@ kvs_status kvs_pager_begin(kvs_pager *pager, kvs_seq *seq, uint32_t n_rows)
     return status;
 }
 
+kvs_status kvs_pager_begin(kvs_pager *pager, kvs_seq *seq, uint32_t n_rows)
+{
+    if (pager == NULL || seq == NULL) {
+        return kvs_refuse(pager == NULL ? NULL : pager->device);
+    }
+    const uint64_t begin_ns = kvs_timeline_begin(pager->device);
+    const uint64_t first = kvs_seq_committed(seq);
+    const kvs_status status = begin_pass(pager, seq, n_rows);
+    kvs_timeline_end(pager->device, begin_ns, (kvs_event){.kind = KVS_EVENT_OPEN, .first = first, .n_rows = n_rows});
+    return status;
+}
+
 kvs_status kvs_pager_view_pass(kvs_pager *pager, kvs_pass_view *view)
 {
     if (!pager->is_in_pass) {
@@ -222,11 +231,8 @@ kvs_status kvs_pager_view_pass(kvs_pager *pager, kvs_pass_view *view)
     return KVS_OK;
 }
 
-kvs_status kvs_pager_end(kvs_pager *pager, uint32_t n_rows)
+static kvs_status end_pass(kvs_pager *pager, uint32_t n_rows)
 {
-    if (pager == NULL) {
-        return KVS_EINVAL;
-    }
     if (!pager->is_in_pass) {
         return kvs_fail(pager->device, KVS_EBUSY, "no pass is open");
     }
@@ -258,4 +264,15 @@ kvs_status kvs_pager_end(kvs_pager *pager, uint32_t n_rows)
         kvs_pager_forget_pages(pager, layer, n_pages, pager->active_pages);
     }
     return kvs_pager_publish(pager, pager->tail_first, n_pages);
+}
+
+kvs_status kvs_pager_end(kvs_pager *pager, uint32_t n_rows)
+{
+    if (pager == NULL) {
+        return KVS_EINVAL;
+    }
+    const uint64_t begin_ns = kvs_timeline_begin(pager->device);
+    const kvs_status status = end_pass(pager, n_rows);
+    kvs_timeline_end(pager->device, begin_ns, (kvs_event){.kind = KVS_EVENT_CLOSE, .n_rows = n_rows});
+    return status;
 }

@@ -119,9 +119,8 @@ kvs_status kvs_pager_publish(kvs_pager *pager, uint64_t first_page, uint64_t end
 
 static kvs_status wait_published(kvs_pager *pager)
 {
-    struct kvs_device_view backend = kvs_device_backend(pager->device);
     kvs_ticket *ticket = &pager->publishes;
-    kvs_status status = backend.backend->wait_counter(backend.self, &ticket->done, ticket->submitted, NULL);
+    kvs_status status = kvs_device_wait_counter(pager->device, &ticket->done, ticket->submitted, NULL);
     int failed = atomic_exchange(&ticket->failed, 0);
     return status != KVS_OK ? status : (kvs_status)failed;
 }

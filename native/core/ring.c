@@ -193,9 +193,8 @@ uint64_t kvs_ring_acquirable_end(const kvs_ring *ring)
 
 static kvs_status wait_ready(kvs_ring *ring, uint64_t end)
 {
-    const struct kvs_device_view view = kvs_device_backend(ring->device);
     const uint64_t begin_ns = kvs_clock_ns();
-    const kvs_status status = view.backend->wait_counter(view.self, &ring->ready, end, &ring->failed);
+    const kvs_status status = kvs_device_wait_counter(ring->device, &ring->ready, end, &ring->failed);
     kvs_ring_count(&ring->stalls, 1);
     kvs_ring_count(&ring->stall_ns, kvs_clock_ns() - begin_ns);
     return kvs_ring_failure(ring) < 0 ? fail_copy(ring) : status;

@@ -17,10 +17,19 @@ from pathlib import Path
 from pykvstream.cli.drafting import keep_counts, speculation_for
 from pykvstream.cli.options import ChatOptions, require_utf8
 from pykvstream.cli.render import ShownAnswer, console, is_shown, note, prefilling, stats_table, summary
-from pykvstream.cli.session import interruptible, open_model, open_session, params_for, read_prompt, read_template
+from pykvstream.cli.session import (
+    interruptible,
+    open_model,
+    open_session,
+    params_for,
+    read_prompt,
+    read_template,
+    tracing,
+)
 from pykvstream.engine import Model, Piece, Session
 from pykvstream.errors import ContextFull, KvStreamError
 from pykvstream.runtime.session import SessionStats
+from pykvstream.runtime.timeline import check_timeline_path
 from pykvstream.runtime.whole_file import replacing
 from pykvstream.sampling import SamplingParams
 from pykvstream.speculation import SpeculationParams
@@ -185,6 +194,8 @@ def run(options: ChatOptions) -> int:
     """Talk until the user leaves. Raises ``KvStreamError`` for what stands in the way of beginning."""
     first = read_prompt(options.prompt)
     speculation = speculation_for(options.generation.drafting)
+    if options.output.trace_file is not None:
+        check_timeline_path(options.output.trace_file)
     with open_model(options.model, options.output.progress, options.generation.drafting) as model:
         template = read_template(model, options.prompt) or model.chat_template
         # What the template does not know is refused before anybody types.
@@ -193,11 +204,12 @@ def run(options: ChatOptions) -> int:
         with open_session(model, options.model, options.generation) as session:
             conversation = Conversation(options, model, session, params, template, speculation)
             _greet(options, session)
-            if first is not None:
-                _calmly(partial(conversation.say, first))
-            for message in _messages():
-                if _calmly(partial(_obey, conversation, message)) is False:
-                    break
+            with tracing(model, options.output.trace_file):
+                if first is not None:
+                    _calmly(partial(conversation.say, first))
+                for message in _messages():
+                    if _calmly(partial(_obey, conversation, message)) is False:
+                        break
             keep_counts(options.generation.drafting, speculation, session.ngram_counts)
     return 0
 

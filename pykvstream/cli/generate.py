@@ -1,7 +1,7 @@
 """``pykvstream generate``: one prompt, one answer, in a new conversation or behind a saved one.
 
 Order: text goes to standard output as it becomes complete; everything else goes to standard error. Behind the answer
-``--save-session`` writes its file.
+``--save-session`` and ``--embeddings-nextn`` write their files.
 Holds: ``run``; ``logits_sha256`` is over float32 rows, little endian, row i the logits from which emitted token i
 was chosen.
 """
@@ -17,6 +17,7 @@ from itertools import chain
 
 import numpy as np
 
+from pykvstream.cli.array_file import check_array_path, write_array
 from pykvstream.cli.drafting import keep_counts, speculation_for
 from pykvstream.cli.options import GenerateOptions
 from pykvstream.cli.render import console, is_shown, note, prefilling, stats_table, summary
@@ -28,10 +29,12 @@ from pykvstream.cli.session import (
     read_prompt,
     read_template,
     read_tools,
+    tracing,
 )
 from pykvstream.engine import Piece, Session
 from pykvstream.runtime.session import ForwardProgress
 from pykvstream.runtime.session_file import check_session_path
+from pykvstream.runtime.timeline import check_timeline_path
 from pykvstream.sampling import SamplingParams
 from pykvstream.speculation import SpeculationParams
 
@@ -77,12 +80,18 @@ def run(options: GenerateOptions) -> int:
     speculation = speculation_for(drafting)
     if options.save_file is not None:
         check_session_path(options.save_file)
-    with open_model(options.model, options.output.progress, drafting) as model:
+    if options.output.trace_file is not None:
+        check_timeline_path(options.output.trace_file)
+    hidden_file = options.hidden_file
+    if hidden_file is not None:
+        check_array_path(hidden_file)
+    with open_model(options.model, options.output.progress, drafting, needs_head=hidden_file is not None) as model:
         params = params_for(model, options.generation)
         answer = _Answer()
         with open_session(model, options.model, options.generation) as session:
             try:
-                _stream(session, prompt, params, speculation, options, answer)
+                with tracing(model, options.output.trace_file):
+                    _stream(session, prompt, params, speculation, options, answer)
             finally:
                 if answer.tokens and not options.output.json:
                     # What follows on a terminal, an error too, begins on a line of its own.
@@ -90,6 +99,8 @@ def run(options: GenerateOptions) -> int:
             _report(options, session, answer)
             if options.save_file is not None:
                 session.save(options.save_file)
+            if hidden_file is not None:
+                write_array(hidden_file, session.hidden_rows())
             keep_counts(drafting, speculation, session.ngram_counts)
             return INTERRUPTED if session.stop_reason == _CANCELLED else 0
 

@@ -108,22 +108,24 @@ class PromptOptions:
 
 @dataclass(frozen=True, slots=True)
 class OutputOptions:
-    """``progress``: None where the terminal decides."""
+    """``progress``: None where the terminal decides. ``trace_file``: where a timeline goes."""
 
     json: bool
     stats: bool
     progress: bool | None
+    trace_file: Path | None
 
 
 @dataclass(frozen=True, slots=True)
 class GenerateOptions:
-    """``save_file``: where the session goes after the answer."""
+    """Behind the answer ``save_file`` takes the session, ``hidden_file`` the rows that feed the MTP head."""
 
     model: ModelOptions
     generation: GenerationOptions
     prompt: PromptOptions
     output: OutputOptions
     save_file: Path | None
+    hidden_file: Path | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,15 +229,20 @@ def _generate_options(args: argparse.Namespace) -> GenerateOptions:
             flag = f"--{flag.replace('_', '-')}"
             raise InvalidArgument(f"{flag} needs the chat template that --raw leaves out")
     _refuse_beside_session(args)
-    output = OutputOptions(args.json, args.stats, args.progress)
+    output = OutputOptions(args.json, args.stats, args.progress, args.trace)
     return GenerateOptions(
-        _model_options(args), _generation_options(args), _prompt_options(args, args.raw), output, args.save_session
+        _model_options(args),
+        _generation_options(args),
+        _prompt_options(args, args.raw),
+        output,
+        args.save_session,
+        args.embeddings_nextn,
     )
 
 
 def _chat_options(args: argparse.Namespace) -> ChatOptions:
     _refuse_beside_session(args)
-    output = OutputOptions(False, args.stats, args.progress)
+    output = OutputOptions(False, args.stats, args.progress, args.trace)
     return ChatOptions(_model_options(args), _generation_options(args), _prompt_options(args, False), output)
 
 

@@ -198,8 +198,13 @@ def _add_output(parser: _Parser, *, is_chat: bool) -> None:
     add("--stats", action="store_true", help="print a table of counters on standard error")
     add("--progress", action=argparse.BooleanOptionalAction, default=None,
         help="show progress on standard error, or nothing (default: a bar where it is a terminal)")  # fmt: skip
+    add("--trace", type=Path, metavar="FILE",
+        help="write a timeline of passes, copies, waits and drafts, for Perfetto or Chrome")  # fmt: skip
     if not is_chat:
         add("--json", action="store_true", help="print one JSON object in place of the text")
+        add("--embeddings-nextn", type=Path, metavar="FILE",
+            help="write the hidden rows that feed the MTP head, one for each of the newest tokens, as an array of"
+            " NumPy")  # fmt: skip
 
 
 def _add_talking(parser: _Parser, *, is_chat: bool) -> None:

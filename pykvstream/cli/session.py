@@ -1,7 +1,7 @@
 """From options to an open model, a prompt and interrupts: what ``generate`` and ``chat`` share.
 
 Holds: ``open_model``, ``open_session``, ``read_prompt``, ``read_text``, ``read_template``, ``read_tools``,
-``params_for``, ``Interrupt``.
+``params_for``, ``tracing``, ``Interrupt``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import BinaryIO
 
 from pykvstream.cli.drafting import DraftingOptions
 from pykvstream.cli.options import GenerationOptions, ModelOptions, PromptOptions
-from pykvstream.cli.render import loading
+from pykvstream.cli.render import loading, note
 from pykvstream.engine import Model, Session
 from pykvstream.errors import DeviceError, InvalidArgument, NotFound
 from pykvstream.sampling import SamplingParams
@@ -31,8 +31,10 @@ _MAX_TEMPLATE_BYTES = 1 << 22
 STDIN = "-"
 
 
-def open_model(options: ModelOptions, progress: bool | None, drafting: DraftingOptions | None = None) -> Model:
-    """``Model.open`` with the flags of the command line."""
+def open_model(
+    options: ModelOptions, progress: bool | None, drafting: DraftingOptions | None = None, *, needs_head: bool = False
+) -> Model:
+    """``Model.open`` with the flags of the command line. ``needs_head``: with the MTP head, whoever drafts."""
     head = drafting or DraftingOptions()
     with loading(options.model, progress) as show:
         return Model.open(
@@ -46,10 +48,22 @@ def open_model(options: ModelOptions, progress: bool | None, drafting: DraftingO
             threads=options.threads,
             kv_rotation=options.kv_rotation,
             checkpoint_mib=options.checkpoint_mib,
-            mtp=head.needs_head,
+            mtp=needs_head or head.needs_head,
             mtp_file=head.mtp_file,
             progress=show,
         )
+
+
+@contextmanager
+def tracing(model: Model, file: Path | None) -> Iterator[None]:
+    """Record a timeline of the block into a file, where one was named; what found no room is said."""
+    if file is None:
+        yield
+        return
+    with model.trace(file) as timeline:
+        yield
+    if timeline.n_lost:
+        note(f"timeline: {timeline.n_events} events are kept, {timeline.n_lost} that came later are not")
 
 
 def open_session(model: Model, options: ModelOptions, generation: GenerationOptions) -> Session:

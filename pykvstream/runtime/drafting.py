@@ -6,7 +6,7 @@ Holds: ``Steps``. Whoever looks at the session between two steps finds what was 
 
 from __future__ import annotations
 
-from time import perf_counter
+from time import monotonic_ns, perf_counter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,8 @@ class Steps:
         self._by_probability = by_probability
         self._window: Window | None = None
         self._rows: NDArray[np.float32] | None = None
+        self._round_ns: int | None = None
+        self._n_taken = 0
 
     def begin(self, sampler: Sampler) -> None:
         """The prompt has been run; the sampler will choose what comes next."""
@@ -41,7 +43,11 @@ class Steps:
         if self._window is not None and self._rows is not None:
             self._core.obey_cancel()
             return self._at(self._rows, self._window.n_taken)
-        window = self._chain.draft(min(self._core.draft_room, n_left - 1)) if self._chain is not None else None
+        self._begin_round()
+        window = None
+        if self._chain is not None:
+            with self._core.span("draft"):
+                window = self._chain.draft(min(self._core.draft_room, n_left - 1))
         started = perf_counter()
         rows = self._core.forward((), phase=Phase.DECODE) if window is None else self._core.verify(window.draft.tokens)
         if self._chain is not None:
@@ -50,8 +56,23 @@ class Steps:
             self._rows, self._window = rows, window
         return self._at(rows, 0)
 
+    def _begin_round(self) -> None:
+        """The one before ends here: its tokens have been taken."""
+        self._end_round()
+        if self._core.timeline is not None:
+            self._round_ns = monotonic_ns()
+
+    def _end_round(self) -> None:
+        if self._round_ns is not None and self._core.timeline is not None:
+            self._core.timeline.round(self._core.number, self._round_ns, {"tokens": self._n_taken})
+        self._round_ns, self._n_taken = None, 0
+
     def choose(self, sampler: Sampler, logits: NDArray[np.float32], position: int) -> Choice:
         """The token that comes next; only counters change."""
+        with self._core.span("choose"):
+            return self._choose(sampler, logits, position)
+
+    def _choose(self, sampler: Sampler, logits: NDArray[np.float32], position: int) -> Choice:
         expected = self._window.expected if self._window is not None and self._by_probability else None
         if expected is None or self._window is None:
             return sampler.choose(logits, position)
@@ -65,13 +86,19 @@ class Steps:
 
     def take(self, token: int) -> None:
         """The token was emitted."""
+        self._n_taken += 1
         if self._chain is None:
             return
         if self._window is not None and not self._chain.take(self._window, token):
-            self.end()
+            self._close()
         self._chain.observe((token,))
 
     def end(self) -> None:
+        """The answer ends, or somebody else goes on with the conversation."""
+        self._close()
+        self._end_round()
+
+    def _close(self) -> None:
         """No more of the draft will be judged."""
         if self._chain is not None and self._window is not None:
             self._chain.close(self._window)

@@ -16,6 +16,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from typing import Literal
 
@@ -33,6 +34,7 @@ from pykvstream.runtime.hidden import HeadContext
 from pykvstream.runtime.layout import PAGE_TOKENS, require_callable, require_int
 from pykvstream.runtime.saving import Saved, load_context, save_context
 from pykvstream.runtime.target import Call, Phase, Target, as_tokens
+from pykvstream.runtime.timeline import Timeline
 from pykvstream.speculation.stats import DraftStats
 from pykvstream.text.transcript import Transcript
 
@@ -54,7 +56,7 @@ class SessionStats:
     ``resident_pages`` and ``ring_slots`` are the pool's, which the sessions of a model share. Tokens count each time
     they are run: again after a truncation, and also where the call failed later on. ``recomputed_tokens``: of all
     these, the ones that were run only to bring a recurrent state back. Tokens of drafts count where they were right;
-    ``draft`` tells of all of them, where there was drafting.
+    ``draft`` tells of all of them, where there was drafting. ``passes``: over the model, without those of an MTP head.
     """
 
     arena_bytes: int
@@ -65,6 +67,7 @@ class SessionStats:
     streamed_bytes: int
     loaded_bytes: int
     copies: int
+    passes: int
     stall_ms: float
     prefill_tokens: int
     decode_tokens: int
@@ -90,11 +93,13 @@ class _Meter:
         self.streamed_bytes = 0
         self.loaded_bytes = 0
         self.copies = 0
+        self.passes = 0
         self.stall_ns = 0
         self.recomputed = 0
 
     def add(self, phase: Phase, n_tokens: int, seconds: float, before: PagerInfo, after: PagerInfo) -> None:
         self.tokens[phase] += n_tokens
+        self.passes += 1
         self.seconds[phase] += seconds
         self.streamed_bytes += after.streamed_bytes - before.streamed_bytes
         self.loaded_bytes += after.loaded_bytes - before.loaded_bytes
@@ -137,6 +142,7 @@ class TokenSession:
         self._ahead: _Ahead | None = None
         self._is_drafting = False  # with the MTP head, which then keeps up with long prompts
         self._call: Call | None = None
+        self.number = target.number_session()
 
     @property
     def ctx_tokens(self) -> int:
@@ -216,13 +222,15 @@ class TokenSession:
             started = time.perf_counter()
             self._target.enter(Phase.DECODE)
             try:
-                head.catch_up(known, self._tokens, n_cached, self._cancel)
+                with self._target.span("catch up", rows=known.n_behind(n_cached)):
+                    head.catch_up(known, self._tokens, n_cached, self._cancel)
                 token: int | None = self._tokens[-1]
                 hidden = head.pending(known, n_cached)
                 for position in range(n_cached, n_cached + n_left):
                     if token is None:
                         return
-                    logits, hidden = head.step(known, token, hidden, position, self._cancel)
+                    with self._target.span("draft step", behind=position):
+                        logits, hidden = head.step(known, token, hidden, position, self._cancel)
                     token = choose(logits, position + 1)
             except Cancelled:
                 self._cancel.clear()
@@ -230,6 +238,15 @@ class TokenSession:
                 raise
             finally:
                 self._meter.seconds[Phase.DECODE] += time.perf_counter() - started
+
+    @property
+    def timeline(self) -> Timeline | None:
+        """What is recorded at the moment, if anything is."""
+        return self._target.timeline
+
+    def span(self, name: str, **details: object) -> AbstractContextManager[None]:
+        """For ``with``: what the calling thread does, where a timeline is recorded."""
+        return self._target.span(name, **details)
 
     def hidden_rows(self) -> NDArray[np.float32]:
         """What the MTP head starts from: the rows of the newest tokens in the cache that are kept, ``[n, n_embd]``."""
@@ -363,7 +380,9 @@ class TokenSession:
             before = self._target.pager_info
             started = time.perf_counter()
             out = rows[begin : begin + wanted.size]
-            self._target.run(self._context, ids[done : done + n], wanted, out, self._cancel)
+            kind = "verify" if self._ahead is not None else now.name.lower()
+            with self._target.span(f"{kind} pass", rows=n, behind=position):
+                self._target.run(self._context, ids[done : done + n], wanted, out, self._cancel)
             self._meter.add(now, n, time.perf_counter() - started, before, self._target.pager_info)
             done += n
             position += n
@@ -381,7 +400,8 @@ class TokenSession:
             return
         head, known = self._head()
         if known.n_behind(n_tokens) > known.hidden.bound // 2:
-            head.catch_up(known, self._tokens, n_tokens, self._cancel)
+            with self._target.span("catch up", rows=known.n_behind(n_tokens)):
+                head.catch_up(known, self._tokens, n_tokens, self._cancel)
 
     def _begin_of_chunk(self) -> int:
         """Where a prompt goes on: behind part of a chunk that a prompt has begun, from where the chunk begins.
@@ -571,6 +591,7 @@ class TokenSession:
             streamed_bytes=self._meter.streamed_bytes,
             loaded_bytes=self._meter.loaded_bytes,
             copies=self._meter.copies,
+            passes=self._meter.passes,
             stall_ms=self._meter.stall_ns / 1e6,
             prefill_tokens=n_prefilled,
             decode_tokens=n_decoded,

@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from enum import Enum
 from inspect import GEN_RUNNING, getgeneratorstate
@@ -53,6 +53,7 @@ from pykvstream.runtime.layout import (
 )
 from pykvstream.runtime.phases import PhaseResources, PhaseTape
 from pykvstream.runtime.placer import Placer
+from pykvstream.runtime.timeline import NO_SPAN, Timeline
 
 MAX_UBATCH = 2048
 """Widest prompt pass."""
@@ -334,6 +335,8 @@ class Target:
         self._process = os.getpid()
         self._is_closed = False
         self.call: Call | None = None
+        self.timeline: Timeline | None = None
+        self._n_sessions = 0
 
     @property
     def turn(self) -> threading.RLock:
@@ -349,6 +352,29 @@ class Target:
     def is_forked(self) -> bool:
         """Whether this is a fork of the process that made the target."""
         return os.getpid() != self._process
+
+    def number_session(self) -> int:
+        """1, 2, 3...: what a timeline calls a session."""
+        self._n_sessions += 1
+        return self._n_sessions
+
+    def span(self, name: str, **details: object) -> AbstractContextManager[None]:
+        """For ``with``: what the calling thread does, where a timeline is recorded."""
+        return NO_SPAN if self.timeline is None else self.timeline.span(name, details)
+
+    def record(self) -> Timeline:
+        """Record a timeline from now on. Raises ``Busy`` where one is recorded."""
+        self.require_open()
+        if self.timeline is not None:
+            raise Busy("a timeline of this model is being recorded")
+        self.timeline = Timeline(self._device)
+        return self.timeline
+
+    def stop_recording(self) -> None:
+        """End the timeline, if there is one."""
+        if self.timeline is not None:
+            self.timeline.stop()
+            self.timeline = None
 
     def require_open(self) -> None:
         """Raises ``Closed`` after ``close``."""
@@ -477,6 +503,8 @@ class Target:
             raise
         if head is not None and hidden is not None:
             head.hidden.append(context.n_tokens - len(tokens), hidden)
+        if self.timeline is not None:
+            self.timeline.drain()
         if placer is not None:
             placer.observe(self._device.info, self._pager.info, time.perf_counter())
 
@@ -583,6 +611,7 @@ class Target:
 
     def close(self) -> None:
         """Give everything back; the caller holds ``turn``. Sequences that still exist keep their history."""
+        self.stop_recording()
         self._resources.close()
         self._handles.close()
         self.blueprint.close()
