@@ -13,7 +13,7 @@
  * for the objects named. Outputs are written on success only.
  *
  * Read the parts in this order: base, device, arena, kv, span, ring, phase, pager, state, bank, tape, kernel,
- * trace, timeline.
+ * trace, timeline, noise.
  */
 #ifndef KVSTREAM_H
 #define KVSTREAM_H
@@ -32,5 +32,6 @@
 #include "kvstream/tape.h"
 #include "kvstream/trace.h"
 #include "kvstream/timeline.h"
+#include "kvstream/noise.h"
 
 #endif

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from pykvstream.core.noise import noise_gumbel, noise_words
 from pykvstream.errors import InvalidArgument, NumericError
 from pykvstream.sampling import (
     Choice,
@@ -25,8 +26,8 @@ from pykvstream.sampling import (
     fork_seed,
     top_logprobs,
 )
-from pykvstream.sampling.elementary import _LN2_HIGH, _LN2_LOW, fixed_exp, fixed_log
-from pykvstream.sampling.noise import Noise, philox, philox_round_keys
+from pykvstream.sampling.elementary import fixed_exp, fixed_log
+from pykvstream.sampling.noise import Noise
 from pykvstream.sampling.penalties import DRY_LONGEST_MATCH, longest_matches
 from pykvstream.sampling.truncation import (
     Candidates,
@@ -37,6 +38,7 @@ from pykvstream.sampling.truncation import (
     sigma_floor,
     top_candidates,
 )
+from tests.slow_noise import _LN2_HIGH, _LN2_LOW, philox, philox_round_keys, slow_exp, slow_gumbel, slow_log
 
 INF = math.inf
 OFF = SamplingParams(top_k=0, top_p=1.0, min_p=0.0)
@@ -79,6 +81,24 @@ def test_philox_equals_the_published_known_answers(
 ) -> None:
     words = philox(np.array(counter, dtype=np.uint64)[:, None], philox_round_keys(key[0] | key[1] << 32))
     assert words[:, 0].tolist() == expected
+    seed, number = key[0] | key[1] << 32, counter[1] | counter[2] << 32
+    assert noise_words(seed, number, counter[3], np.array([counter[0]])).tolist() == [expected]
+
+
+@pytest.mark.parametrize("stream", range(5))
+def test_noise_has_the_bits_of_its_slow_twin(stream: int) -> None:
+    tokens = np.concatenate([np.arange(500), np.array([49_151, 248_319, (1 << 32) - 1])])
+    for seed, number in ((0, 0), (7, 1), ((1 << 64) - 1, (1 << 64) - 1), (1 << 33, 3 << 40)):
+        assert noise_gumbel(seed, number, stream, tokens).tolist() == slow_gumbel(seed, number, stream, tokens).tolist()
+
+
+def test_exp_and_log_have_the_bits_of_their_slow_twins() -> None:
+    rng = np.random.default_rng(1)
+    x = np.concatenate([-rng.exponential(30.0, 200_000), np.array([0.0, -0.0, -708.0, -708.1, -1e300, -INF])])
+    assert fixed_exp(x).tobytes() == slow_exp(x).tobytes()
+    powers = 2.0 ** np.arange(-1022.0, 1024.0)
+    positive = np.concatenate([rng.random(200_000), np.exp(rng.uniform(-700, 700, 100_000)), powers])
+    assert fixed_log(positive).tobytes() == slow_log(positive).tobytes()
 
 
 def test_noise_of_a_token_does_not_depend_on_the_others_asked_for() -> None:
