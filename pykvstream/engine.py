@@ -29,9 +29,11 @@ from pykvstream.core.device import Device
 from pykvstream.core.pager import Forecast
 from pykvstream.errors import Busy, Cancelled, InvalidArgument, Unsupported
 from pykvstream.gguf import TYPES_BY_ID, GgmlType, GgufFile
+from pykvstream.kernels import KernelProgress
 from pykvstream.locate import find_model
 from pykvstream.models import ModelConfig
 from pykvstream.runtime.admission import check_context
+from pykvstream.runtime.catalogue import CACHE_TYPES
 from pykvstream.runtime.checkpoints import checkpoint_bytes_of
 from pykvstream.runtime.drafting import Steps
 from pykvstream.runtime.layout import (
@@ -58,7 +60,6 @@ from pykvstream.text.transcript import Transcript, Turn
 from pykvstream.text.wishes import Reasoning
 
 DEFAULT_UBATCH = 256
-CACHE_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL")
 
 
 def cache_type(name: str) -> GgmlType:
@@ -118,15 +119,18 @@ class Model:
         checkpoint_mib: float | None = None,
         mtp: bool = False,
         mtp_file: str | os.PathLike[str] | None = None,
+        kernels: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = (),
         progress: Progress | None = None,
+        kernel_progress: KernelProgress | None = None,
     ) -> Self:
         """Load a GGUF file (or ``demo``, ``demo-hybrid``) and reserve its arena.
 
         ``arena_mib``: the bound on device memory beside the weights and, on hybrids, the recurrent state of each
         session; by default what keeps ``ctx_size`` tokens resident, but not more than a quarter of the memory that is
         free. On a card what keeps ``ctx_size`` tokens resident or, where that is more, what the card has free.
-        ``device``: ``cpu``, ``cuda`` or ``cuda:N``, the driver's number of a card. Kernels that it needs are compiled
-        once and kept under the user's cache folder.
+        ``device``: ``cpu``, ``cuda`` or ``cuda:N``, the driver's number of a card. Kernels that it needs come from
+        ``kernels``, packs that ``pykvstream kernels pack`` made; others are compiled once and kept under the user's
+        cache folder. ``kernel_progress(done, total)`` is called before the first is compiled and after each.
         ``ctx_size``: the longest context of any session, by default the model's own.
         ``ubatch_size``: rows of a prompt pass. ``threads``: 0 for one per core.
         ``checkpoint_mib``: host memory for recurrent states of the past, which let a conversation of a hybrid model go
@@ -145,6 +149,8 @@ class Model:
             if not isinstance(value, bool):
                 raise InvalidArgument(f"{name} must be True or False, got {value!r}")
         require_callable("progress", progress)
+        require_callable("kernel_progress", kernel_progress)
+        packs = (kernels,) if isinstance(kernels, str | os.PathLike) else tuple(kernels)
         where = find_model(path)
         file = GgufFile.open(where)
         head_file: GgufFile | None = None
@@ -162,7 +168,7 @@ class Model:
             options = TargetOptions(*types, ubatch_size, ctx_tokens, kv_rotation, checkpoint_bytes=kept, mtp=with_head)
             core = open_device(device, threads)
             arena_bytes = admit(file, config, core, options, arena_mib, head_file)
-            provide(core)
+            provide(core, packs, kernel_progress)
             blueprint = Blueprint(file, config, core, options, progress, head_file=head_file)
             return cls(where, file, core, Target(core, blueprint, arena_bytes), head_file)
         except BaseException:

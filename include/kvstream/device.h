@@ -45,6 +45,8 @@ typedef struct kvs_device_desc {
     uint32_t ordinal;       /* of the CUDA backend: the driver's number of the card */
     char *failure;          /* receives why no device was made, NUL-terminated and cut to capacity; NULL: nobody asks */
     uint64_t failure_bytes;
+    uint32_t arch;          /* of the CUDA backend: 0 = a card; else no card and no driver: the device seals tapes for cards of this
+                             * architecture (90 for sm_90), lists the kernels that they need, and has no memory */
 } kvs_device_desc;
 
 /* Instruction sets of the CPU backend, in rising order. */

@@ -27,7 +27,7 @@ def add_eval(parser: argparse.ArgumentParser) -> None:
         )
         add(measure)
         _add_output(measure)
-        measure.set_defaults(measure_parser=measure)
+        measure.set_defaults(inner_parser=measure)
 
 
 def _add_ppl(parser: argparse.ArgumentParser) -> None:

@@ -6,6 +6,7 @@ Holds: ``add_model``, ``add_device``.
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from pykvstream.cli.options import DEFAULT_CACHE_TYPE, DEFAULT_UBATCH
 from pykvstream.cli.values import arena, budget, integer, positive
@@ -47,5 +48,8 @@ def add_device(parser: argparse.ArgumentParser) -> None:
         help="host memory for past states of hybrid models, so that conversations can go back; 0 keeps none (default:"
         " room for 32, but not more than 256 MiB)")  # fmt: skip
     add("-t", "--threads", type=integer(-1), default=0, metavar="N", help="compute threads (default: one per core)")
+    add("--kernels", action="append", type=Path, default=[], metavar="FILE",
+        help="a pack of kernels for the card, which `kernels pack` made; may be repeated (default: the cache, then the"
+        " compiler)")  # fmt: skip
     add("-dev", "--device", default="cpu", metavar="NAME",
         help="cpu, cuda or cuda:N; `devices` lists them (default %(default)s)")  # fmt: skip

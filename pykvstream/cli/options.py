@@ -70,6 +70,7 @@ class ModelOptions:
     threads: int
     kv_rotation: bool
     checkpoint_mib: float | None = None
+    kernels: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,8 +152,17 @@ class DevicesOptions:
 
 @dataclass(frozen=True, slots=True)
 class KernelsOptions:
-    model: ModelOptions
+    """``archs``: 90 for sm_90; without any, that of the device. ``output``: the pack to write, None to list alone.
+
+    ``has_all``: the whole catalogue beside what ``models`` need.
+    """
+
+    models: tuple[ModelOptions, ...]
+    archs: tuple[int, ...]
+    has_all: bool
+    output: Path | None
     json: bool
+    progress: bool | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +274,16 @@ def _devices_options(args: argparse.Namespace) -> DevicesOptions:
 
 
 def _kernels_options(args: argparse.Namespace) -> KernelsOptions:
-    return KernelsOptions(_model_options(args), args.json)
+    is_pack = args.action == "pack"
+    if is_pack and not args.models and not args.all:
+        raise InvalidArgument("no model: give GGUF files, names, or --all")
+    models = tuple(_opening(args, name) for name in args.models) if is_pack else (_model_options(args),)
+    has_card = not args.arch
+    if is_pack and has_card:
+        raise InvalidArgument("no architecture: give --arch sm_90, or several as in sm_80,sm_90")
+    return KernelsOptions(
+        models, args.arch, is_pack and args.all, args.output if is_pack else None, args.json, args.progress
+    )
 
 
 def _plan_options(args: argparse.Namespace) -> PlanOptions:
@@ -319,10 +338,14 @@ def _model_name(args: argparse.Namespace) -> str:
 
 
 def _model_options(args: argparse.Namespace) -> ModelOptions:
+    return _opening(args, _model_name(args))
+
+
+def _opening(args: argparse.Namespace, model: str) -> ModelOptions:
     if args.batch_size is not None and args.batch_size < args.ubatch_size:
         raise InvalidArgument(f"--batch-size {args.batch_size} is below --ubatch-size {args.ubatch_size}")
     return ModelOptions(
-        model=_model_name(args),
+        model=model,
         device=args.device,
         ctx_size=args.ctx_size or None,
         arena_mib=args.arena_mib,
@@ -332,6 +355,7 @@ def _model_options(args: argparse.Namespace) -> ModelOptions:
         threads=max(args.threads, 0),
         kv_rotation=args.kv_rotation,
         checkpoint_mib=args.checkpoint_mib,
+        kernels=tuple(args.kernels),
     )
 
 

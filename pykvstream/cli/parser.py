@@ -16,6 +16,7 @@ from pykvstream.cli.drafting import add_drafting
 from pykvstream.cli.eval_parser import add_eval
 from pykvstream.cli.foreign import NOTES, add_foreign
 from pykvstream.cli.groups import add_device, add_model
+from pykvstream.cli.kernels_parser import add_kernels
 from pykvstream.cli.options import (
     PROGRAM,
     RANDOM_SEED,
@@ -29,7 +30,7 @@ from pykvstream.errors import InvalidArgument
 from pykvstream.sampling.params import SamplingParams
 from pykvstream.text.wishes import UNLIMITED
 
-_USAGES = {"eval": "MEASURE [FLAGS] MODEL", "devices": "[FLAGS]", "kernels": "check [FLAGS] MODEL"}
+_USAGES = {"eval": "MEASURE [FLAGS] MODEL", "devices": "[FLAGS]", "kernels": "ACTION [FLAGS] MODEL..."}
 _EPILOG = "Flags of llama.cpp that mean nothing here are refused with the reason, or ignored with a note."
 
 
@@ -71,7 +72,7 @@ def parse(argv: Sequence[str] | None, version: Callable[[], str]) -> tuple[Optio
     parser, commands = _make_parser(version)
     args = parser.parse_args(argv)
     args.argv = tuple(sys.argv[1:] if argv is None else argv)
-    command: argparse.ArgumentParser = getattr(args, "measure_parser", commands[args.command])
+    command: argparse.ArgumentParser = getattr(args, "inner_parser", commands[args.command])
     try:
         options = build(args)
     except InvalidArgument as error:
@@ -113,7 +114,7 @@ def _make_parser(version: Callable[[], str]) -> tuple[_Parser, dict[str, _Parser
             help=summary,
             description=summary,
             usage=f"{PROGRAM} {name} {_USAGES.get(name, '[FLAGS] MODEL')}",
-            epilog=_EPILOG if name not in ("inspect", "devices", "eval") else None,
+            epilog=_EPILOG if name not in ("inspect", "devices", "eval", "kernels") else None,
         )
         add(command)
         commands[name] = command
@@ -231,16 +232,6 @@ def _add_devices(parser: _Parser) -> None:
     parser.add_argument_group("output").add_argument("--json", action="store_true", help="print one JSON object")
 
 
-def _add_kernels(parser: _Parser) -> None:
-    what = "compile or find every kernel, and list them"
-    parser.add_argument("action", choices=("check",), metavar="check", help=what)
-    add_model(parser)
-    add_device(parser)
-    parser.set_defaults(device="cuda")
-    parser.add_argument_group("output").add_argument("--json", action="store_true", help="print one JSON object")
-    add_foreign(parser)
-
-
 def _add_inspect(parser: _Parser) -> None:
     add_model(parser)
     add = parser.add_argument_group("output").add_argument
@@ -263,7 +254,7 @@ _COMMANDS: dict[str, tuple[str, Callable[[_Parser], None]]] = {
     "chat": ("Talk with the model in the terminal.", _add_chat),
     "inspect": ("Show what a GGUF file holds.", _add_inspect),
     "devices": ("List what models can run on here, and why a card cannot be used.", _add_devices),
-    "kernels": ("Compile what a model needs on a card, and list it.", _add_kernels),
+    "kernels": ("Compile what models need on cards, list it, or pack it into a file.", add_kernels),
     "plan": ("Show how the arena would be divided, and what would be streamed.", _add_plan),
     "eval": ("Measure perplexity, divergence, or whether facts are found again.", add_eval),
 }

@@ -10,11 +10,20 @@ from __future__ import annotations
 import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, TextIO
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 from rich.table import Table
 
 from pykvstream.text.deltas import ContentDelta, Delta, ReasoningDelta
@@ -65,21 +74,69 @@ def is_shown(wanted: bool | None) -> bool:
     return sys.stderr.isatty() if wanted is None else wanted
 
 
+LoadProgress = Callable[[str, int], None]
+CountProgress = Callable[[int, int], None]
+
+
 @contextmanager
-def loading(name: str, wanted: bool | None) -> Iterator[Callable[[str, int], None] | None]:
-    """Progress of a model that is being loaded, on a terminal only; yields what ``Model.open`` takes."""
-    if not (is_shown(wanted) and sys.stderr.isatty()):
+def loading(
+    name: str, n_bytes: int, wanted: bool | None
+) -> Iterator[tuple[LoadProgress | None, CountProgress | None]]:
+    """Progress of a model of ``n_bytes`` that is opened, on a terminal only; yields what ``Model.open`` takes for its
+    weights and for kernels that are compiled."""
+    if not _has_bar(wanted):
+        yield None, None
+        return
+    with ExitStack() as stack:
+        count = stack.enter_context(_counting("compiling kernels"))
+        columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+        bar: Progress | None = None
+        task = TaskID(0)
+
+        def show(_: str, n_loaded: int) -> None:
+            # A terminal shows one bar at a time; weights come when kernels are there.
+            nonlocal bar, task
+            if bar is None:
+                count(0, 0)
+                bar = stack.enter_context(Progress(*columns, console=console(sys.stderr), transient=True))
+                task = bar.add_task(f"loading {name}", total=n_bytes)
+            bar.advance(task, n_loaded)
+
+        yield show, count
+
+
+@contextmanager
+def compiling(wanted: bool | None) -> Iterator[CountProgress | None]:
+    """Progress of kernels that are compiled, on a terminal only."""
+    if not _has_bar(wanted):
         yield None
         return
-    with console(sys.stderr).status(f"loading {name}") as status:
-        loaded = 0
+    with _counting("compiling kernels") as count:
+        yield count
 
-        def show(_: str, n_bytes: int) -> None:
-            nonlocal loaded
-            loaded += n_bytes
-            status.update(f"loading {name}: {mib(loaded)}")
 
-        yield show
+def _has_bar(wanted: bool | None) -> bool:
+    return is_shown(wanted) and sys.stderr.isatty()
+
+
+@contextmanager
+def _counting(name: str) -> Iterator[CountProgress]:
+    """A bar that appears with the first count and goes with a total of 0, or at the end."""
+    with ExitStack() as stack:
+        bar: Progress | None = None
+        task = TaskID(0)
+
+        def count(done: int, total: int) -> None:
+            nonlocal bar, task
+            if total == 0:
+                stack.close()
+                return
+            if bar is None:
+                bar = stack.enter_context(_bar())
+                task = bar.add_task(name, total=total)
+            bar.update(task, completed=done, total=total)
+
+        yield count
 
 
 @contextmanager

@@ -1,12 +1,14 @@
 """From options to an open model, a prompt and interrupts: what ``generate`` and ``chat`` share.
 
-Holds: ``open_model``, ``open_session``, ``read_prompt``, ``read_text``, ``read_template``, ``read_tools``,
-``params_for``, ``tracing``, ``Interrupt``.
+Holds: ``open_model``, ``file_bytes``, ``open_session``, ``read_prompt``, ``read_text``, ``read_template``,
+``read_tools``, ``params_for``, ``tracing``, ``Interrupt``.
 """
 
 from __future__ import annotations
 
+import glob
 import json
+import re
 import signal
 import sys
 import threading
@@ -21,7 +23,8 @@ from pykvstream.cli.drafting import DraftingOptions
 from pykvstream.cli.options import GenerationOptions, ModelOptions, PromptOptions
 from pykvstream.cli.render import loading, note
 from pykvstream.engine import Model, Session
-from pykvstream.errors import DeviceError, InvalidArgument, NotFound
+from pykvstream.errors import DeviceError, InvalidArgument, KvStreamError, NotFound
+from pykvstream.locate import find_model
 from pykvstream.sampling import SamplingParams
 from pykvstream.text.chat import ChatTemplate
 from pykvstream.text.tokenizer import MAX_TEXT_CHARS, Tokenizer
@@ -29,6 +32,7 @@ from pykvstream.text.tokenizer import MAX_TEXT_CHARS, Tokenizer
 _MAX_PROMPT_BYTES = 4 * MAX_TEXT_CHARS
 _MAX_TEMPLATE_BYTES = 1 << 22
 STDIN = "-"
+_SHARD = re.compile(r"-\d{5}-of-(\d{5})\.gguf$")
 
 
 def open_model(
@@ -36,7 +40,7 @@ def open_model(
 ) -> Model:
     """``Model.open`` with the flags of the command line. ``needs_head``: with the MTP head, whoever drafts."""
     head = drafting or DraftingOptions()
-    with loading(options.model, progress) as show:
+    with loading(options.model, file_bytes(options.model), progress) as (show, show_kernels):
         return Model.open(
             options.model,
             device=options.device,
@@ -50,7 +54,9 @@ def open_model(
             checkpoint_mib=options.checkpoint_mib,
             mtp=needs_head or head.needs_head,
             mtp_file=head.mtp_file,
+            kernels=options.kernels,
             progress=show,
+            kernel_progress=show_kernels,
         )
 
 
@@ -64,6 +70,16 @@ def tracing(model: Model, file: Path | None) -> Iterator[None]:
         yield
     if timeline.n_lost:
         note(f"timeline: {timeline.n_events} events are kept, {timeline.n_lost} that came later are not")
+
+
+def file_bytes(name: str) -> int:
+    """Bytes of a model's file, or of all its shards; 0 where there is no such file: opening says so."""
+    try:
+        where = find_model(name)
+        siblings = _SHARD.sub(r"-[0-9][0-9][0-9][0-9][0-9]-of-\1.gguf", glob.escape(where.name))
+        return sum(path.stat().st_size for path in where.parent.glob(siblings))
+    except (KvStreamError, OSError):
+        return 0
 
 
 def open_session(model: Model, options: ModelOptions, generation: GenerationOptions) -> Session:

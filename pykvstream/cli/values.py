@@ -34,6 +34,14 @@ def positive() -> Callable[[str], int]:
     return integer(1)
 
 
+def architectures(text: str) -> tuple[int, ...]:
+    """``sm_90`` or ``sm_80,sm_90``; the prefix may be left out."""
+    found = [re.fullmatch(r"(?:sm_)?(\d{2,3})", part.strip()) for part in text.split(",")]
+    if not all(found):
+        raise argparse.ArgumentTypeError(f"need architectures such as sm_90 or sm_80,sm_90, got {text!r}")
+    return tuple(dict.fromkeys(int(match[1]) for match in found if match is not None))
+
+
 def real(text: str) -> float:
     try:
         value = float(text)

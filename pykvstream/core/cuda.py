@@ -1,7 +1,8 @@
 """A CUDA card as a device, and the kernels that its tapes need.
 
 Source: ``include/kvstream/device.h``, ``kernel.h``.
-Holds: ``CudaDevice``, ``KernelKey``, ``kernel_sources``, ``open_device``.
+Holds: ``CudaDevice``, ``CudaPlanner``, ``KernelKey``, ``kernel_sources``, ``kernel_options``, ``kernels_digest``,
+``open_device``.
 """
 
 from __future__ import annotations
@@ -61,9 +62,38 @@ class CudaDevice(Device):
         macros = tuple((_text(key.names[i]), int(key.values[i])) for i in range(key.n_macros))
         return KernelKey(_text(key.source), macros, int(key.arch)), bool(key.has_image)
 
+    def give_pack(self, pack: Any) -> int:
+        """Load what is needed from a pack, an object with bytes such as a mapped file; returns how many images it had.
+
+        Raises ``FormatError``, and nothing was loaded, for one that is damaged or of other kernels than the library's.
+        """
+        n_given = ffi.new("uint32_t *")
+        with ffi.from_buffer(pack) as view:
+            check(lib.kvs_kernel_give_pack(self.ptr, view, len(view), n_given), self.ptr)
+        count: int = n_given[0]
+        return count
+
     def give_kernel(self, index: int, image: bytes) -> None:
         """Load the image of the needed kernel of this number. Raises ``DeviceError`` where the driver refuses it."""
         check(lib.kvs_kernel_give(self.ptr, index, ffi.from_buffer(image), len(image)), self.ptr)
+
+
+class CudaPlanner(CudaDevice):
+    """A card of ``arch`` (90 for sm_90) that is not there: it seals tapes, lists their kernels and does nothing else.
+
+    No driver is needed. Weights must be declared. Raises ``Unsupported`` for an architecture before sm_75.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, arch: int) -> None:
+        if isinstance(arch, bool) or not isinstance(arch, int) or not 0 < arch < 1 << 16:
+            raise InvalidArgument(f"an architecture must be a number such as 90, got {arch!r}")
+        desc = make_struct("kvs_device_desc", backend=lib.KVS_BACKEND_CUDA, arch=arch)
+        pointer = make_device(desc, f"no kernels for sm_{arch}")
+        self._hook_handle: Any = None
+        self._chooser_handle: Any = None
+        Handle.__init__(self, pointer, lib.kvs_device_release)
 
 
 def _text(characters: Any) -> str:
@@ -78,6 +108,21 @@ def kernel_sources() -> dict[str, str]:
     while lib.kvs_kernel_get_source(len(found), name, text) == lib.KVS_OK:
         found[_text(name[0])] = _text(text[0])
     return found
+
+
+def kernel_options() -> dict[str, str]:
+    """What every kernel is compiled with: ``std``, and flags that are ``0`` or ``1``."""
+    text = ffi.new("const char **")
+    check(lib.kvs_kernel_get_options(text))
+    language, *flags = _text(text[0]).split()
+    return {"std": language, **dict(flag.split("=") for flag in flags)}
+
+
+def kernels_digest() -> bytes:
+    """What tells this library's kernels from another's, 32 bytes: of all sources and options."""
+    digest = ffi.new("uint8_t[32]")
+    check(lib.kvs_kernel_get_digest(digest))
+    return bytes(ffi.buffer(digest))
 
 
 def open_device(name: str, n_threads: int = 0) -> Device:

@@ -1,18 +1,16 @@
 """The compiler of kernels: NVRTC through ``cuda.core``, which is imported when there is something to compile.
 
-Holds: ``load_compiler``, ``compile_image``, ``OPTIONS``. No card is needed to compile.
+Holds: ``load_compiler``, ``compile_image``. No card is needed to compile.
 """
 
 from __future__ import annotations
 
 import importlib
 from types import ModuleType
+from typing import TextIO
 
-from pykvstream.core.cuda import KernelKey
+from pykvstream.core.cuda import KernelKey, kernel_options
 from pykvstream.errors import DeviceError, Unsupported
-
-OPTIONS = "c++17 fma=0 ftz=0 prec_div=1 prec_sqrt=1"
-"""What every kernel is compiled with: one order of rounding on every card."""
 
 
 def load_compiler() -> ModuleType:
@@ -30,21 +28,23 @@ def load_compiler() -> ModuleType:
     raise Unsupported("no compiler for kernels: pip install 'pykvstream[cuda]'")
 
 
-def compile_image(core: ModuleType, source: str, key: KernelKey) -> bytes:
-    """A cubin. Raises ``Unsupported`` without NVRTC, ``DeviceError`` with what it says of a source. Any thread."""
+def compile_image(core: ModuleType, source: str, key: KernelKey, log: TextIO | None = None) -> bytes:
+    """A cubin. Raises ``Unsupported`` without NVRTC, ``DeviceError`` with what it says of a source. Any thread.
+
+    ``log`` receives what the assembler says of registers and spills.
+    """
     macros = [(name, str(value)) for name, value in key.macros]
+    flags = kernel_options()
     options = core.ProgramOptions(
         arch=f"sm_{key.arch}",
-        std="c++17",
-        fma=False,
-        ftz=False,
-        prec_div=True,
-        prec_sqrt=True,
+        std=flags.pop("std"),
         define_macro=macros or None,
+        ptxas_options=None if log is None else ["-v"],
+        **{name: value == "1" for name, value in flags.items()},
     )
     try:
         program = core.Program(source, "c++", options)
-        image = bytes(program.compile("cubin").code)
+        image = bytes(program.compile("cubin", logs=log).code)
         program.close()
     except Exception as error:
         # Which classes the packages raise changes with their version; that they are theirs is what counts.

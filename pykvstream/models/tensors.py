@@ -3,15 +3,18 @@
 Shapes: in ne order, the row length first, as files state them.
 Source: spec/model.md 1.2.
 Holds: ``check_tensors`` compares all of it before anything is loaded, ``check_head_tensors`` those of a head in a file
-of its own; ``selections``, ``head_selections``.
+of its own; ``selections``, ``head_selections``; ``expected_shapes``.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from pykvstream.errors import FormatError, Unsupported
 from pykvstream.gguf import GgufFile, TensorInfo
+from pykvstream.gguf.metadata import Metadata
+from pykvstream.gguf.parse import Image
 from pykvstream.models.config import ModelConfig
 from pykvstream.models.hybrid_config import ExpertSize, HybridConfig
 
@@ -89,6 +92,14 @@ def check_tensors(file: GgufFile, config: ModelConfig) -> None:
         if name not in expected.shapes and name not in expected.ignored:
             raise Unsupported(f"tensor {name!r} has no place in architecture {config.architecture!r}")
     _compare(file, expected)
+
+
+def expected_shapes(config: ModelConfig) -> dict[str, Shape]:
+    """What a file of a configuration holds that fuses nothing and has an output matrix of its own, by name."""
+    nothing = GgufFile((Path("imagined"),), (Image(3, 32, Metadata({}), {}),), ())
+    expected = _dense(config) if config.hybrid is None else _hybrid(nothing, config, config.hybrid)
+    kept = {name: shape for name, shape in expected.shapes.items() if name not in expected.optional}
+    return kept | {"output.weight": expected.shapes["output.weight"]}
 
 
 def check_head_tensors(file: GgufFile, config: ModelConfig, i: int) -> None:

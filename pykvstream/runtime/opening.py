@@ -5,10 +5,13 @@ Holds: ``admit``, ``provide``.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pykvstream.core.cuda import CudaDevice
 from pykvstream.core.device import Device
+from pykvstream.errors import InvalidArgument
 from pykvstream.gguf import GgufFile
-from pykvstream.kernels import provide_kernels
+from pykvstream.kernels import KernelProgress, PackPath, Provided, provide_kernels
 from pykvstream.models import ModelConfig
 from pykvstream.runtime.admission import (
     CARD_RESERVE_BYTES,
@@ -47,10 +50,16 @@ def admit(
         draft.close()
 
 
-def provide(device: Device) -> None:
-    """Give a card every kernel that its tapes need. Raises ``Unsupported`` for one that nobody has, by name."""
+def provide(device: Device, packs: Sequence[PackPath] = (), progress: KernelProgress | None = None) -> Provided:
+    """Give a card every kernel that its tapes need: out of packs, from the disk, or compiled.
+
+    Raises ``Unsupported`` for one that nobody has, by name, and ``FormatError`` for a pack that cannot be used.
+    """
     if isinstance(device, CudaDevice):
-        provide_kernels(device)
+        return provide_kernels(device, packs, progress=progress)
+    if packs:
+        raise InvalidArgument("packs of kernels are for cards; the CPU needs none")
+    return Provided()
 
 
 def _card_memory(device: Device) -> int | None:

@@ -3,7 +3,7 @@
 Order: another name in the same folder, the disk, the mode, the name.
 Holds: ``replacing``; ``check_replaceable``, which finds before any work what would be refused. A file that is there
 keeps its permissions, and a link to it stays a link. A new one is for its owner alone (0600, whatever the umask
-allows): what is written here is what somebody said to a model.
+allows), unless it is said to be public: most of what is written here is what somebody said to a model.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pykvstream.errors import InvalidArgument
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
+def replacing(path: Path, *, is_public: bool = False) -> Iterator[BinaryIO]:
     """A file to write, which gets its name when the block ends; whatever the block raises, the old file stays.
 
     Raises ``InvalidArgument`` for the name of a folder, a pipe or a device, and ``OSError``.
@@ -33,6 +33,8 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         with os.fdopen(handle, "wb") as file:
             yield file
             file.flush()
+            if mode is None and is_public:
+                mode = 0o666 & ~_umask()
             if mode is not None:
                 os.fchmod(file.fileno(), mode)
             os.fsync(file.fileno())
@@ -63,6 +65,13 @@ def _mode_of(where: Path) -> int | None:
     if not stat.S_ISREG(status.st_mode):
         raise InvalidArgument(f"{str(where)!r} is not a regular file")
     return stat.S_IMODE(status.st_mode)
+
+
+def _umask() -> int:
+    """What the process takes from new files; it can only be read by setting it."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
 
 
 def _sync_folder(folder: Path) -> None:

@@ -1,60 +1,52 @@
-"""Every kernel that small models need compiles for every architecture: no card is needed, NVRTC is.
+"""A covering sample of kernels compiles for every architecture: no card is needed, NVRTC is.
 
-A covering sample: each weight type, each type of keys and of values, head sizes 64, 96, 128 and 256, passes of one row
-and of many, a hybrid, experts. What they need is told by their tapes, on the library that stands in for the driver's.
+Each source, each weight type, each type of keys and of values, head sizes 64, 96, 128 and 256, passes of one row and of
+many, recurrent layers, experts. What there is to cover is told by the tapes of models that need it.
 """
 
 from __future__ import annotations
 
-import json
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
 pytest.importorskip("pykvstream._ffi._native")
 
-from pykvstream.core.cuda import KernelKey, kernel_sources
+from pykvstream.core.cuda import kernel_sources
 from pykvstream.errors import Unsupported
+from pykvstream.gguf import DECODABLE
 from pykvstream.kernels.nvrtc import compile_image, load_compiler
-from tests.gpu.stand_in import COMPILER, MODEL, Driver
+from pykvstream.runtime.catalogue import CACHE_TYPES, HEAD_SIZES, TYPES, catalogue, covering
 
 ARCHITECTURES = (75, 80, 86, 89, 90, 120)
 
-KEYS = MODEL + """
-import json
-from pykvstream.gguf import DECODABLE, GgmlType
-from tests.models import write_random_model
-from tests.random_hybrid import Experts
-caches = ("q8_0", "q4_0", "f16", "bf16", "q4_1", "q5_1", "iq4_nl", "q5_0", "f32")
-files = [path]
-for i, kind in enumerate(sorted(DECODABLE, key=lambda kind: kind.id)):
-    files.append(Path(folder) / kind.name)
-    head = (64, 128, 256)[i % 3] if kind.block_values == 256 else (64, 96, 128, 256)[i % 4]
-    write_random_model(files[-1], n_layers=1, n_embd=256, n_ff=256, head_dim=head, weight_type=kind)
-files.append(Path(folder) / "experts")
-write_random_hybrid(files[-1], HybridShape(n_layers=4, experts=Experts(), weight_type=GgmlType.Q8_0))
-found = {}
-for i, file in enumerate(files):
-    k, v = caches[i % 9], caches[(i * 5 + 1) % 9]
-    with Model.open(file, device="cuda", ctx_size=1000, cache_type_k=k, cache_type_v=v) as model:
-        for key, _ in model._device.kernels():
-            found[str(key)] = [key.source, key.macros, key.arch]
-print(json.dumps(list(found.values())))
-"""
+
+@pytest.mark.parametrize("arch", [75, 90])
+def test_the_sample_has_everything_that_the_catalogue_is_made_of(arch: int) -> None:
+    keys = catalogue(arch, is_sample=True)
+    sample = covering(keys)
+    assert 30 <= len(sample) <= 70 and len(set(sample)) == len(sample) and set(sample) <= set(keys)
+    assert {key.source for key in sample} == {key.source for key in keys}
+    assert {key.arch for key in sample} == {arch}
+
+    def values(*names: str) -> set[int]:
+        return {value for key in sample if key.source != "embed" for name, value in key.macros if name in names}
+
+    caches = {TYPES[name].id for name in CACHE_TYPES}
+    assert values("KVS_TYPE_K") == values("KVS_TYPE_V") == caches and set(HEAD_SIZES) <= values("KVS_DIM_K")
+    assert values("KVS_T0", "KVS_T1", "KVS_T2") == {kind.id for kind in DECODABLE}
+    heads = {dict(key.macros)["KVS_DIM_V"] for key in sample if key.source.startswith("attend")}
+    assert heads == set(HEAD_SIZES)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(COMPILER is None, reason="needs cc")
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_every_needed_kernel_compiles(arch: int, tmp_path: Path) -> None:
+def test_the_sample_compiles(arch: int) -> None:
     try:
         core = load_compiler()
     except Unsupported as error:
         pytest.skip(str(error))
-    listed = json.loads(Driver.build(tmp_path).run(KEYS, FAKE_CUDA_ARCH=str(arch)))
-    keys = [KernelKey(source, tuple((name, value) for name, value in macros), on) for source, macros, on in listed]
-    assert len(keys) > 40 and {key.arch for key in keys} == {arch}
+    keys = covering(catalogue(arch, is_sample=True))
     sources = kernel_sources()
     with ThreadPoolExecutor(2) as workers:
         images = list(workers.map(lambda key: compile_image(core, sources[key.source], key), keys))

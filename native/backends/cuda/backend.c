@@ -3,7 +3,7 @@
 
 #include "backends/cuda/cuda.h"
 #include "backends/cuda/ops.h"
-#include "backends/cuda/sources.h"
+#include "backends/cuda/planner.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -131,11 +131,8 @@ static void copy_cancel(void *self, const _Atomic uint64_t *done)
 
 static kvs_status weight_bytes(void *self, int type, uint64_t k, uint64_t n, uint64_t *bytes)
 {
-    const struct kvs_cuda *cuda = self;
-    const kvs_status status = kvs_cuda_weight_bytes(type, k, n, bytes);
-    return status == KVS_OK ? KVS_OK
-                            : kvs_fail(cuda->device, status, "no device form of a %s weight of %llu x %llu",
-                                       kvs_type_name(type), (kvs_ull)n, (kvs_ull)k);
+    struct kvs_cuda *cuda = self;
+    return kvs_cuda_weight_size(&cuda->launcher, type, k, n, bytes);
 }
 
 static kvs_status weight_pack(void *self, int type, uint64_t k, uint64_t n, const void *rows, uint64_t address)
@@ -144,13 +141,10 @@ static kvs_status weight_pack(void *self, int type, uint64_t k, uint64_t n, cons
     return leave(cuda, wait_compute(cuda, kvs_cuda_weight_pack(&cuda->launcher, type, k, n, rows, address)));
 }
 
-/* Asked when a tape is sealed, so this is where kernels become known. An operation without shapes is only measured. */
 static kvs_status op_scratch_bytes(void *self, const kvs_bound_op *op, uint32_t max_rows, uint64_t *bytes)
 {
     struct kvs_cuda *cuda = self;
-    const bool has_shapes = op->in[0].cols != 0 || op->out[0].cols != 0;
-    const kvs_status status = kvs_cuda_scratch_bytes(&cuda->launcher, op, max_rows, bytes);
-    return status == KVS_OK && has_shapes && max_rows != 0 ? kvs_cuda_note_kernels(&cuda->launcher, op, max_rows) : status;
+    return kvs_cuda_plan_op(&cuda->launcher, op, max_rows, bytes);
 }
 
 /* A pass of no output rows has operations without rows. */
@@ -338,6 +332,9 @@ static kvs_status create_parts(struct kvs_cuda *cuda)
 
 kvs_status kvs_cuda_backend_create(kvs_device *device, const kvs_device_desc *desc, const kvs_backend **table, void **self)
 {
+    if (desc->arch != 0) {
+        return kvs_cuda_planner_create(device, desc, table, self);
+    }
     if ((desc->flags & ~(uint32_t)KVS_DEVICE_POISON_RELEASED) != 0 || desc->isa != KVS_ISA_BEST) {
         return kvs_fail(device, KVS_EUNSUPPORTED,
                         "a CUDA device has no deferred copies, strict history, reference operations or instruction sets");
@@ -369,57 +366,7 @@ kvs_status kvs_cuda_backend_create(kvs_device *device, const kvs_device_desc *de
     return KVS_OK;
 }
 
-/* ---- kernels, for whoever compiles them ---- */
-
-static struct kvs_cuda *cuda_of(kvs_device *device)
+kvs_cuda_kernels *kvs_cuda_backend_kernels(struct kvs_device_view view)
 {
-    const struct kvs_device_view view = kvs_device_backend(device);
-    return view.backend == &TABLE ? view.self : NULL;
-}
-
-kvs_status kvs_kernel_count(kvs_device *device, uint32_t *n_needed)
-{
-    if (device == NULL || n_needed == NULL) {
-        return kvs_refuse(device);
-    }
-    const struct kvs_cuda *cuda = cuda_of(device);
-    *n_needed = cuda == NULL ? 0 : kvs_cuda_kernels_count(cuda->kernels);
-    return KVS_OK;
-}
-
-kvs_status kvs_kernel_get(kvs_device *device, uint32_t index, kvs_kernel_key *key)
-{
-    if (device == NULL || !KVS_STRUCT_OK(key)) {
-        return kvs_refuse(device);
-    }
-    const struct kvs_cuda *cuda = cuda_of(device);
-    return cuda == NULL ? kvs_fail(device, KVS_ENOTFOUND, "the device needs no kernels")
-                        : kvs_cuda_kernels_get(cuda->kernels, index, key);
-}
-
-kvs_status kvs_kernel_give(kvs_device *device, uint32_t index, const void *image, uint64_t n_bytes)
-{
-    if (device == NULL || image == NULL || n_bytes == 0) {
-        return kvs_refuse(device);
-    }
-    const struct kvs_cuda *cuda = cuda_of(device);
-    return cuda == NULL ? kvs_fail(device, KVS_ENOTFOUND, "the device needs no kernels")
-                        : kvs_cuda_kernels_give(cuda->kernels, index, image);
-}
-
-kvs_status kvs_kernel_get_source(uint32_t index, const char **name, const char **text)
-{
-    if (name == NULL || text == NULL) {
-        return KVS_EINVAL;
-    }
-    uint32_t at = 0;
-    while (at < index && kvs_cuda_sources[at].name != NULL) {
-        at++;
-    }
-    if (kvs_cuda_sources[at].name == NULL) {
-        return KVS_ENOTFOUND;
-    }
-    *name = kvs_cuda_sources[at].name;
-    *text = kvs_cuda_sources[at].text;
-    return KVS_OK;
+    return view.backend == &TABLE ? ((const struct kvs_cuda *)view.self)->kernels : NULL;
 }

@@ -192,6 +192,8 @@ kvs_status kvs_cuda_kernels_give(kvs_cuda_kernels *kernels, uint32_t index, cons
     kvs_mutex_lock(&kernels->lock);
     if (index >= kernels->n_images) {
         status = kvs_fail(kernels->device, KVS_ENOTFOUND, "no needed kernel has number %u", index);
+    } else if (kernels->driver->api.library == NULL) {
+        status = kvs_fail(kernels->device, KVS_EUNSUPPORTED, "this device plans without a card, and loads no kernel");
     } else if (kernels->images[index].module == NULL) {
         cu_module module = NULL;
         kvs_cuda_enter(kernels->driver);
@@ -244,8 +246,8 @@ static kvs_status refuse_missing(const kvs_cuda_kernels *kernels, const kvs_cuda
     for (uint32_t i = 0; i < key->n_macros && at < sizeof text; i++) {
         at += (size_t)snprintf(text + at, sizeof text - at, " %s=%d", key->macros[i].name, key->macros[i].value);
     }
-    return kvs_fail(kernels->device, KVS_EUNSUPPORTED, "no image of kernel %s in %s with%s for sm_%u was given", key->kernel,
-                    key->source, text, kernels->driver->arch);
+    return kvs_fail(kernels->device, KVS_EUNSUPPORTED, "no image of kernel %s in %s with%s for sm_%u was given: it must be compiled, or come from a pack, before a pass",
+                    key->kernel, key->source, text, kernels->driver->arch);
 }
 
 static kvs_status load_function(kvs_cuda_kernels *kernels, const kvs_cuda_key *key, uint64_t hash, struct entry *entry)

@@ -85,6 +85,8 @@ kvs_status kvs_cuda_launch_delta_fold(kvs_cuda_launcher *launcher, const kvs_del
 
 /* The device form of PANELS weights. Borrowed rows (embedding table, norm weights, small tables) are copied as files hold them. */
 kvs_status kvs_cuda_weight_bytes(int type, uint64_t k, uint64_t n, uint64_t *bytes);
+/* The same, and the text of a refusal. */
+kvs_status kvs_cuda_weight_size(const kvs_cuda_launcher *launcher, int type, uint64_t k, uint64_t n, uint64_t *bytes);
 kvs_status kvs_cuda_weight_pack(kvs_cuda_launcher *launcher, int type, uint64_t k, uint64_t n, const void *rows,
                                 uint64_t address);
 

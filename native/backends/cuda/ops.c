@@ -34,7 +34,7 @@ kvs_status kvs_cuda_run_op(kvs_cuda_launcher *launcher, const kvs_bound_op *op, 
     return LAUNCHES[op->code](launcher, op, step);
 }
 
-kvs_status kvs_cuda_scratch_bytes(kvs_cuda_launcher *launcher, const kvs_bound_op *op, uint32_t max_rows, uint64_t *bytes)
+static kvs_status scratch_bytes(kvs_cuda_launcher *launcher, const kvs_bound_op *op, uint32_t max_rows, uint64_t *bytes)
 {
     *bytes = 0;
     switch (op->code) {
@@ -125,7 +125,7 @@ static kvs_status run_dry(kvs_cuda_launcher *launcher, const kvs_bound_op *op, u
 }
 
 /* Every narrow width, then powers of two: a launcher tells wider passes apart by tiles at most. */
-kvs_status kvs_cuda_note_kernels(const kvs_cuda_launcher *launcher, const kvs_bound_op *op, uint32_t max_rows)
+static kvs_status note_kernels(const kvs_cuda_launcher *launcher, const kvs_bound_op *op, uint32_t max_rows)
 {
     kvs_cuda_launcher dry = *launcher;
     kvs_bound_op without = *op;
@@ -136,4 +136,12 @@ kvs_status kvs_cuda_note_kernels(const kvs_cuda_launcher *launcher, const kvs_bo
         status = run_dry(&dry, &without, n_rows);
     }
     return status == KVS_OK ? run_dry(&dry, &without, max_rows) : status;
+}
+
+/* An operation without shapes is only measured. */
+kvs_status kvs_cuda_plan_op(kvs_cuda_launcher *launcher, const kvs_bound_op *op, uint32_t max_rows, uint64_t *bytes)
+{
+    const bool has_shapes = op->in[0].cols != 0 || op->out[0].cols != 0;
+    const kvs_status status = scratch_bytes(launcher, op, max_rows, bytes);
+    return status == KVS_OK && has_shapes && max_rows != 0 ? note_kernels(launcher, op, max_rows) : status;
 }

@@ -22,6 +22,14 @@ kvs_status kvs_cuda_weight_bytes(int type, uint64_t k, uint64_t n, uint64_t *byt
     return status;
 }
 
+kvs_status kvs_cuda_weight_size(const kvs_cuda_launcher *launcher, int type, uint64_t k, uint64_t n, uint64_t *bytes)
+{
+    const kvs_status status = kvs_cuda_weight_bytes(type, k, n, bytes);
+    return status == KVS_OK ? KVS_OK
+                            : kvs_fail(launcher->device, status, "no device form of a %s weight of %llu x %llu",
+                                       kvs_type_name(type), (kvs_ull)n, (kvs_ull)k);
+}
+
 /* Pieces that one thread forms. */
 typedef struct work {
     const kvs_cuda_weight_shape *shape;
