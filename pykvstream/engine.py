@@ -6,7 +6,7 @@
 
 ``Model`` is what was loaded, with its device, arena and cache types. ``Session`` is one conversation that changes.
 Sessions share the model, the arena and the pool.
-Holds: ``Model``, ``Session``, ``Piece``, ``cache_type``.
+Holds: ``Model``, ``Session``, ``Piece``.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from pykvstream.core.cuda import open_device
 from pykvstream.core.device import Device
 from pykvstream.core.pager import Forecast
 from pykvstream.errors import Busy, Cancelled, InvalidArgument, Unsupported
-from pykvstream.gguf import TYPES_BY_ID, GgmlType, GgufFile
+from pykvstream.gguf import GgufFile
 from pykvstream.kernels import KernelProgress
 from pykvstream.locate import find_model
 from pykvstream.models import ModelConfig
 from pykvstream.runtime.admission import check_context
-from pykvstream.runtime.catalogue import CACHE_TYPES
+from pykvstream.runtime.catalogue import cache_type
 from pykvstream.runtime.checkpoints import checkpoint_bytes_of
 from pykvstream.runtime.drafting import Steps
 from pykvstream.runtime.layout import (
@@ -60,15 +60,6 @@ from pykvstream.text.transcript import Transcript, Turn
 from pykvstream.text.wishes import Reasoning
 
 DEFAULT_UBATCH = 256
-
-
-def cache_type(name: str) -> GgmlType:
-    """A cache type by name, ``q8_0`` or ``Q8_0``. Raises ``Unsupported`` with the list."""
-    for kind in TYPES_BY_ID.values():
-        if isinstance(name, str) and kind.name == name.upper() and kind.name in CACHE_TYPES:
-            return kind
-    known = ", ".join(kind.lower() for kind in CACHE_TYPES)
-    raise Unsupported(f"cache type {name!r} is not supported; supported: {known}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,14 +14,13 @@ from pykvstream.cli.options import KernelsOptions, ModelOptions
 from pykvstream.cli.render import compiling, mib
 from pykvstream.core.cuda import CudaPlanner, KernelKey, open_device
 from pykvstream.core.device import Device
-from pykvstream.engine import cache_type
 from pykvstream.errors import DeviceError
 from pykvstream.gguf import GgufFile
 from pykvstream.kernels import collect_images, pack_bytes
 from pykvstream.locate import find_model
 from pykvstream.models import ModelConfig
 from pykvstream.runtime.admission import check_context
-from pykvstream.runtime.catalogue import catalogue, kernel_keys
+from pykvstream.runtime.catalogue import cache_type, catalogue, kernel_keys
 from pykvstream.runtime.opening import provide
 from pykvstream.runtime.target import TargetOptions
 from pykvstream.runtime.whole_file import check_replaceable, replacing

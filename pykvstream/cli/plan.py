@@ -16,13 +16,13 @@ from rich.text import Text
 from pykvstream.cli.options import ModelOptions, PlanOptions
 from pykvstream.cli.render import MIB, console, printable
 from pykvstream.core.cuda import open_device
-from pykvstream.engine import cache_type
 from pykvstream.errors import InvalidArgument
 from pykvstream.gguf import GgufFile
 from pykvstream.locate import find_model
 from pykvstream.models import ModelConfig
 from pykvstream.report import default_contexts, plan_report
 from pykvstream.runtime.admission import HostMemory, check_context, host_memory_available
+from pykvstream.runtime.catalogue import cache_type
 from pykvstream.runtime.checkpoints import checkpoint_bytes_of
 from pykvstream.runtime.layout import (
     HEAD_REGION,

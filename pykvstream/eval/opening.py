@@ -14,9 +14,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from pykvstream.core.kv import KvFlag
-from pykvstream.engine import Model, cache_type
+from pykvstream.engine import Model
 from pykvstream.errors import IntegrityError, InvalidArgument
 from pykvstream.models import ModelConfig
+from pykvstream.runtime.catalogue import cache_type
 from pykvstream.runtime.layout import (
     PAGE_TOKENS,
     ArenaPlan,

@@ -2,7 +2,7 @@
 
 Order: models that nobody has written are planned as if their file were there, so that the code that plans real ones
 says what they need.
-Holds: ``kernel_keys``, ``catalogue``, ``covering``; ``CACHE_TYPES``.
+Holds: ``kernel_keys``, ``catalogue``, ``covering``; ``CACHE_TYPES``, ``cache_type``.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 
 from pykvstream.core.cuda import CudaDevice, CudaPlanner, KernelKey
 from pykvstream.core.device import Device
+from pykvstream.errors import Unsupported
 from pykvstream.gguf import DECODABLE, TYPES_BY_ID, GgmlType, GgufFile, TensorInfo
 from pykvstream.gguf.metadata import Metadata
 from pykvstream.gguf.parse import Image
@@ -37,6 +38,15 @@ _DELTA_HEADS = (16, 32, 64, 128)
 _TAPS = 4
 _PRODUCTS = frozenset({"matmul", "matmul_wide", "matmul_float"})
 _RECORDS = frozenset({"attend", "attend_mma", "kv_write"})
+
+
+def cache_type(name: str) -> GgmlType:
+    """A cache type by name, ``q8_0`` or ``Q8_0``. Raises ``Unsupported`` with the list."""
+    for kind in TYPES_BY_ID.values():
+        if isinstance(name, str) and kind.name == name.upper() and kind.name in CACHE_TYPES:
+            return kind
+    known = ", ".join(kind.lower() for kind in CACHE_TYPES)
+    raise Unsupported(f"cache type {name!r} is not supported; supported: {known}")
 
 
 def kernel_keys(
