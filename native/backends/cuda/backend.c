@@ -8,6 +8,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* So many bytes are worth the threads and buffers of a load. */
+#define LARGE_WRITE ((uint64_t)16 << 20)
+
 static struct kvs_cuda *enter(void *self)
 {
     struct kvs_cuda *cuda = self;
@@ -76,7 +79,9 @@ static kvs_status device_read(void *self, uint64_t address, uint64_t bytes, void
 static kvs_status device_write(void *self, uint64_t address, uint64_t bytes, const void *from)
 {
     struct kvs_cuda *cuda = enter(self);
-    return leave(cuda, wait_compute(cuda, kvs_cuda_memory_upload(cuda->memory, address, from, bytes)));
+    const kvs_status status = bytes < LARGE_WRITE ? kvs_cuda_memory_upload(cuda->memory, address, from, bytes)
+                                                  : kvs_cuda_loader_copy(cuda->loader, address, from, bytes);
+    return leave(cuda, wait_compute(cuda, status));
 }
 
 /* ---- host history and copies ---- */
@@ -138,7 +143,7 @@ static kvs_status weight_bytes(void *self, int type, uint64_t k, uint64_t n, uin
 static kvs_status weight_pack(void *self, int type, uint64_t k, uint64_t n, const void *rows, uint64_t address)
 {
     struct kvs_cuda *cuda = enter(self);
-    return leave(cuda, wait_compute(cuda, kvs_cuda_weight_pack(&cuda->launcher, type, k, n, rows, address)));
+    return leave(cuda, kvs_cuda_weight_pack(&cuda->launcher, cuda->loader, type, k, n, rows, address));
 }
 
 static kvs_status op_scratch_bytes(void *self, const kvs_bound_op *op, uint32_t max_rows, uint64_t *bytes)
@@ -191,7 +196,8 @@ static kvs_status attend_finish(void *self, const kvs_bound_op *op, const struct
 static kvs_status pass_begin(void *self, struct kvs_step *step)
 {
     struct kvs_cuda *cuda = enter(self);
-    const kvs_status status = kvs_cuda_steps_begin(cuda->steps, step);
+    kvs_status status = kvs_cuda_loader_rest(cuda->loader);
+    status = status != KVS_OK ? status : kvs_cuda_steps_begin(cuda->steps, step);
     return status == KVS_OK ? KVS_OK : leave(cuda, status);
 }
 
@@ -234,11 +240,6 @@ kvs_status kvs_cuda_launch(kvs_cuda_launcher *launcher, const kvs_cuda_key *key,
                     key->kernel, grid.x, grid.y, grid.z, block.x, block.y, block.z, shared_bytes, said.text);
 }
 
-kvs_status kvs_cuda_upload(kvs_cuda_launcher *launcher, uint64_t address, const void *from, uint64_t bytes)
-{
-    return kvs_cuda_memory_upload(launcher->cuda->memory, address, from, bytes);
-}
-
 /* ---- the device ---- */
 
 static void describe(void *self, kvs_device_info *info)
@@ -261,6 +262,7 @@ static void free_parts(struct kvs_cuda *cuda)
     kvs_cuda_copies_destroy(cuda->copies);
     kvs_cuda_steps_destroy(cuda->steps);
     kvs_cuda_kernels_destroy(cuda->kernels);
+    kvs_cuda_loader_destroy(cuda->loader);
     kvs_cuda_memory_destroy(cuda->memory);
     if (cuda->readers != NULL) {
         (void)cuda->driver.api.event_destroy(cuda->readers);
@@ -320,6 +322,9 @@ static kvs_status create_parts(struct kvs_cuda *cuda)
     }
     if (status == KVS_OK) {
         status = kvs_cuda_memory_create(device, driver, cuda->compute, &cuda->memory);
+    }
+    if (status == KVS_OK) {
+        status = kvs_cuda_loader_create(device, driver, cuda->compute, &cuda->loader);
     }
     if (status == KVS_OK) {
         status = kvs_cuda_kernels_create(device, driver, &cuda->kernels);

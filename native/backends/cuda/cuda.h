@@ -6,6 +6,7 @@
 #include "backends/cuda/driver.h"
 #include "backends/cuda/kernels.h"
 #include "backends/cuda/launcher.h"
+#include "backends/cuda/loader.h"
 #include "backends/cuda/memory.h"
 #include "backends/cuda/step.h"
 
@@ -16,6 +17,7 @@ struct kvs_cuda {
     cu_event readers; /* behind the last operation that read pages */
     kvs_cuda_copies *copies;
     kvs_cuda_memory *memory;
+    kvs_cuda_loader *loader;
     kvs_cuda_kernels *kernels;
     kvs_cuda_steps *steps;
     kvs_cuda_launcher launcher;

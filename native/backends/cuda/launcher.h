@@ -55,9 +55,6 @@ typedef struct kvs_cuda_launcher {
 kvs_status kvs_cuda_launch(kvs_cuda_launcher *launcher, const kvs_cuda_key *key, kvs_cuda_dim grid, kvs_cuda_dim block,
                            uint32_t shared_bytes, const void *params, size_t params_bytes);
 
-/* Send bytes to the device through a pinned buffer; `from` may be reused on return. For packing weights, not for passes. */
-kvs_status kvs_cuda_upload(kvs_cuda_launcher *launcher, uint64_t address, const void *from, uint64_t bytes);
-
 /* Attention side. Waves of one operation follow one another; what they hand on lies in op->scratch. */
 kvs_status kvs_cuda_scratch_attend(kvs_cuda_launcher *launcher, const kvs_bound_op *op, uint32_t max_rows, uint64_t *bytes);
 kvs_status kvs_cuda_launch_attend_begin(kvs_cuda_launcher *launcher, const kvs_bound_op *op, const struct kvs_step *step);
@@ -87,7 +84,9 @@ kvs_status kvs_cuda_launch_delta_fold(kvs_cuda_launcher *launcher, const kvs_del
 kvs_status kvs_cuda_weight_bytes(int type, uint64_t k, uint64_t n, uint64_t *bytes);
 /* The same, and the text of a refusal. */
 kvs_status kvs_cuda_weight_size(const kvs_cuda_launcher *launcher, int type, uint64_t k, uint64_t n, uint64_t *bytes);
-kvs_status kvs_cuda_weight_pack(kvs_cuda_launcher *launcher, int type, uint64_t k, uint64_t n, const void *rows,
-                                uint64_t address);
+/* In the compute order: bytes may be on their way on return. */
+struct kvs_cuda_loader;
+kvs_status kvs_cuda_weight_pack(const kvs_cuda_launcher *launcher, struct kvs_cuda_loader *loader, int type, uint64_t k,
+                                uint64_t n, const void *rows, uint64_t address);
 
 #endif
