@@ -13,7 +13,7 @@
  * for the objects named. Outputs are written on success only.
  *
  * Read the parts in this order: base, device, arena, kv, span, ring, phase, pager, state, bank, tape, kernel,
- * trace, timeline, noise.
+ * interop, trace, timeline, noise.
  */
 #ifndef KVSTREAM_H
 #define KVSTREAM_H
@@ -30,6 +30,7 @@
 #include "kvstream/state.h"
 #include "kvstream/bank.h"
 #include "kvstream/tape.h"
+#include "kvstream/interop.h"
 #include "kvstream/trace.h"
 #include "kvstream/timeline.h"
 #include "kvstream/noise.h"

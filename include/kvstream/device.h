@@ -167,6 +167,10 @@ kvs_status kvs_host_create(kvs_device *device, uint64_t bytes, kvs_host **host);
 /* thread: any. NULL is ignored */
 void kvs_host_release(kvs_host *host);
 
+/* Could `bytes` of history be had at all, before any is: what has to be registered with a driver is tried with a little more than
+ * this process may lock, where that is less than `bytes`. thread: any. errors: EINVAL; ENOMEM with the limits that were found */
+kvs_status kvs_host_admit(kvs_device *device, uint64_t bytes);
+
 /* Move bytes between caller memory and host history through the copy engine, and wait. For saving, loading and tests.
  * thread: any. errors: EINVAL; ENOSPACE range outside; EIO */
 kvs_status kvs_host_read_wait(kvs_host *host, uint64_t offset, void *bytes, uint64_t n_bytes);

@@ -95,6 +95,14 @@ typedef struct kvs_backend {
     kvs_status (*pass_end)(void *self, bool is_whole);
     /* Name, architecture and memory of a card; NULL where there is nothing to say. */
     void (*describe)(void *self, kvs_device_info *info);
+    /* Whether this memory of another's is the device's, refused by name; NULL: any is. */
+    kvs_status (*device_adopt)(void *self, uint64_t address, uint64_t bytes);
+    /* Whether so much history could be had; NULL: nothing limits it but memory. */
+    kvs_status (*host_admit)(void *self, uint64_t bytes);
+    /* The compute order as a stream, and another stream put behind it; NULL: there are no streams. The place is a card's number. */
+    uint64_t (*stream)(void *self);
+    kvs_status (*lead_stream)(void *self, uint64_t stream);
+    int32_t (*place)(void *self);
     void (*destroy)(void *self);
 } kvs_backend;
 

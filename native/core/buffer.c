@@ -4,6 +4,7 @@
  * trace.
  */
 #include "core/device.h"
+#include "kvstream/interop.h"
 
 enum { MIN_ALIGNMENT = 64 };
 
@@ -13,6 +14,9 @@ struct kvs_buffer {
     kvs_buffer *root; /* NULL for a root */
     uint64_t address;
     uint64_t bytes;
+    bool is_adopted; /* a root whose memory is another's */
+    kvs_drop drop;   /* NULL: nobody is told */
+    void *user;
 };
 
 static kvs_status alloc_memory(kvs_buffer *buffer, uint64_t alignment)
@@ -56,6 +60,43 @@ kvs_status kvs_buffer_create(kvs_device *device, uint64_t bytes, uint64_t alignm
         return status;
     }
     kvs_device_count_bytes(device, (int64_t)bytes);
+    *buffer = made;
+    return KVS_OK;
+}
+
+kvs_status kvs_buffer_adopt(kvs_device *device, uint64_t address, uint64_t bytes, kvs_drop drop,
+                            void *user, kvs_buffer **buffer)
+{
+    if (device == NULL || buffer == NULL) {
+        return kvs_refuse(device);
+    }
+    if (address == 0 || address % MIN_ALIGNMENT != 0 || bytes == 0) {
+        return kvs_fail(device, KVS_EINVAL,
+                        "memory to adopt, %llu bytes at %#llx: need bytes, and an address that is a multiple of %d",
+                        (kvs_ull)bytes, (kvs_ull)address, MIN_ALIGNMENT);
+    }
+    const struct kvs_device_view view = kvs_device_backend(device);
+    if (view.backend->has_no_bytes) {
+        return kvs_fail(device, KVS_EUNSUPPORTED, "a %s device without memory adopts none",
+                        view.backend->name);
+    }
+    if (view.backend->device_adopt != NULL) {
+        const kvs_status status = view.backend->device_adopt(view.self, address, bytes);
+        if (status != KVS_OK) {
+            return status;
+        }
+    }
+    kvs_buffer *made = kvs_object_alloc(device, sizeof *made);
+    if (made == NULL) {
+        return KVS_ENOMEM;
+    }
+    atomic_init(&made->claims, 1);
+    made->device = device;
+    made->address = address;
+    made->bytes = bytes;
+    made->is_adopted = true;
+    made->drop = drop;
+    made->user = user;
     *buffer = made;
     return KVS_OK;
 }
@@ -108,7 +149,11 @@ void kvs_buffer_release(kvs_buffer *buffer)
         return;
     }
     kvs_buffer *root = buffer->root;
-    if (root == NULL) {
+    if (root == NULL && buffer->is_adopted) {
+        if (buffer->drop != NULL) {
+            buffer->drop(buffer->user);
+        }
+    } else if (root == NULL) {
         const struct kvs_device_view view = kvs_device_backend(buffer->device);
         view.backend->device_free(view.self, buffer->address, buffer->bytes);
         kvs_device_count_bytes(buffer->device, -(int64_t)buffer->bytes);

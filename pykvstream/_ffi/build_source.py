@@ -28,6 +28,24 @@ def drop_source(kind: str) -> str:
     return f"static {drop_signature(kind)} {{ kvs_{kind}_release(*cell); }}"
 
 
+OWNERS = """
+static void kvs_py_drop_owner(void *user)
+{
+    const PyGILState_STATE state = PyGILState_Ensure();
+    Py_DecRef((PyObject *)user);
+    PyGILState_Release(state);
+}
+
+static void kvs_py_drop_capsule(void *capsule)
+{
+    if (PyCapsule_IsValid((PyObject *)capsule, "dltensor")) {
+        kvs_lent_release(PyCapsule_GetPointer((PyObject *)capsule, "dltensor"));
+    }
+}
+"""
+"""Ends of what is shared with other libraries: an object that owned adopted memory, a tensor that nobody took."""
+
+
 def fenced(path: Path) -> str:
     regions = FENCE.findall(path.read_text(encoding="utf-8"))
     if not regions:
@@ -38,11 +56,12 @@ def fenced(path: Path) -> str:
 def main(arguments: list[str]) -> None:
     *headers, output = map(Path, arguments)
     ffi = FFI()
-    ffi.set_source("pykvstream._ffi._native", "\n".join(['#include "kvstream.h"', *map(drop_source, CELLS)]))
+    ffi.set_source("pykvstream._ffi._native", "\n".join(['#include "kvstream.h"', *map(drop_source, CELLS), OWNERS]))
     callbacks, *public = headers
     ffi.cdef("\n".join(fenced(path) for path in public))
     ffi.cdef(fenced(callbacks))
     ffi.cdef("\n".join(f"{drop_signature(kind)};" for kind in CELLS))
+    ffi.cdef("void kvs_py_drop_owner(void *user); void kvs_py_drop_capsule(void *capsule);")
     ffi.emit_c_code(str(output))
 
 

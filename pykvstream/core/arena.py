@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from pykvstream._ffi import ffi, lib
 from pykvstream.core.device import Device
 from pykvstream.core.fence import Fence
 from pykvstream.core.handle import Handle, new_cell
+from pykvstream.core.share import Buffer
 from pykvstream.core.status import check, make_struct
 
 DEFAULT_ALIGNMENT_BYTES = 256
@@ -114,6 +115,16 @@ class Arena(Handle):
         check(lib.kvs_arena_create(device.ptr, capacity_bytes, alignment_bytes, out), device.ptr)
         self._device = device.ptr
         super().__init__(out[0], lib.kvs_arena_release)
+
+    @classmethod
+    def over(cls, buffer: Buffer, alignment_bytes: int = DEFAULT_ALIGNMENT_BYTES) -> Self:
+        """An arena in a buffer, which lives as long: of its own, or adopted from another library."""
+        out = ffi.new("kvs_arena **")
+        check(lib.kvs_arena_create_over(buffer.ptr, alignment_bytes, out), buffer.device.ptr)
+        made = cls.__new__(cls)
+        made._device = buffer.device.ptr
+        Handle.__init__(made, out[0], lib.kvs_arena_release)
+        return made
 
     @property
     def device_ptr(self) -> Any:

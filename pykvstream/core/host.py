@@ -1,6 +1,7 @@
 """Host history memory: address space that only the copy engine reaches.
 
 Source: ``include/kvstream/device.h``, ``kvs_host``.
+Holds: ``Host``, ``check_history``.
 """
 
 from __future__ import annotations
@@ -36,3 +37,8 @@ class Host(Handle):
         """Copy bytes in. Raises ``NoSpace`` outside the memory."""
         view = ffi.from_buffer("uint8_t[]", data)
         check(lib.kvs_host_write_wait(self.ptr, offset, view, len(view)), self._device)
+
+
+def check_history(device: Device, n_bytes: int) -> None:
+    """Raises ``HostMemoryError`` with the limits found where so much history could not be registered with a driver."""
+    check(lib.kvs_host_admit(device.ptr, n_bytes), device.ptr)

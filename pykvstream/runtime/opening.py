@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from pykvstream.core.cuda import CudaDevice
 from pykvstream.core.device import Device
+from pykvstream.core.host import check_history
 from pykvstream.errors import InvalidArgument
 from pykvstream.gguf import GgufFile
 from pykvstream.kernels import KernelProgress, PackPath, Provided, provide_kernels
@@ -45,6 +46,7 @@ def admit(
         if card is not None:
             check_device_memory(draft.device_bytes(arena_bytes), card)
         check_host_memory(draft.host_bytes(arena_bytes), host_memory_available(), pinned=False)
+        check_history(device, draft.shape.history_bytes(options.ctx_tokens))
         return arena_bytes
     finally:
         draft.close()

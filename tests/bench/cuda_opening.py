@@ -2,8 +2,8 @@
 
     python -m tests.bench.cuda_opening MODEL [--times N] [--ctx N]
 
-Order: the file is read once, so that it is in the page cache; a pinned copy of 1 GiB measures the bus; then the model is
-opened N times in processes of their own. The first start may compile kernels: it says how many.
+Order: the file is read once, so that it is in the page cache; a pinned copy of 1 GiB measures the bus; then the model
+is opened N times in processes of their own. The first start may compile kernels: it says how many.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ def kernels(done, total):
     compiled[:] = [total, time.perf_counter()]
 def loaded(name, n_bytes):
     weights.append((time.perf_counter(), n_bytes))
-with Model.open(sys.argv[1], device="cuda", ctx_size=int(sys.argv[2]), progress=loaded, kernel_progress=kernels) as model:
+path, ctx_size = sys.argv[1], int(sys.argv[2])
+with Model.open(path, device="cuda", ctx_size=ctx_size, progress=loaded, kernel_progress=kernels) as model:
     opened = time.perf_counter()
     with model.session() as session:
         session.forward([1, 2, 3])

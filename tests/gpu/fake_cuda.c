@@ -57,9 +57,17 @@ int cuDevicePrimaryCtxRelease_v2(int device) { (void)device; return 0; }
 int cuCtxPushCurrent_v2(void *context) { (void)context; return 0; }
 int cuCtxPopCurrent_v2(void **context) { *context = NULL; return 0; }
 int cuMemGetInfo_v2(size_t *free_bytes, size_t *total) { *free_bytes = (size_t)7 << 30; *total = (size_t)8 << 30; return 0; }
+int cuPointerGetAttribute(void *data, int attribute, address at) { BEGIN (void)at; *(int *)data = attribute == 2 ? 2 : 0; return 0; }
 int cuMemFree_v2(address at) { free((void *)at); return 0; }
 int cuMemFreeHost(void *memory) { free(memory); return 0; }
-int cuMemHostRegister_v2(void *memory, size_t bytes, unsigned int flags) { BEGIN (void)memory; (void)bytes; (void)flags; return 0; }
+/* FAKE_CUDA_LOCK: more bytes at once than this are refused. */
+int cuMemHostRegister_v2(void *memory, size_t bytes, unsigned int flags)
+{
+    BEGIN
+    const char *limit = getenv("FAKE_CUDA_LOCK");
+    (void)memory; (void)flags;
+    return limit != NULL && bytes > strtoull(limit, NULL, 10) ? 304 : 0;
+}
 int cuMemHostUnregister(void *memory) { (void)memory; return 0; }
 int cuStreamDestroy_v2(void *stream) { (void)stream; return 0; }
 int cuStreamSynchronize(void *stream) { BEGIN (void)stream; return 0; }

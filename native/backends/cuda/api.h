@@ -24,6 +24,9 @@ enum {
     CU_STREAM_NON_BLOCKING = 1,
     CU_EVENT_DISABLE_TIMING = 2,
     CU_MEM_HOST_PORTABLE = 1,
+    CU_POINTER_MEMORY_TYPE = 2,
+    CU_POINTER_DEVICE_ORDINAL = 9,
+    CU_MEMORY_DEVICE = 2,
     CU_MEMORY_UNIFIED = 4,
     CU_ATTRIBUTE_MULTIPROCESSORS = 16,
     CU_ATTRIBUTE_UNIFIED_ADDRESSING = 41,
@@ -70,6 +73,7 @@ typedef struct cu_copy_2d {
     X(context_pop, "cuCtxPopCurrent_v2", (cu_context *context))                                                        \
     X(memory_info, "cuMemGetInfo_v2", (size_t *free_bytes, size_t *total_bytes))                                       \
     X(memory_alloc, "cuMemAlloc_v2", (cu_address *address, size_t bytes))                                              \
+    X(pointer_attribute, "cuPointerGetAttribute", (void *data, int attribute, cu_address address))                     \
     X(memory_free, "cuMemFree_v2", (cu_address address))                                                               \
     X(host_alloc, "cuMemHostAlloc", (void **memory, size_t bytes, unsigned int flags))                                 \
     X(host_free, "cuMemFreeHost", (void *memory))                                                                      \

@@ -2,6 +2,7 @@
 #include "backends/cuda/backend.h"
 
 #include "backends/cuda/cuda.h"
+#include "backends/cuda/interop.h"
 #include "backends/cuda/ops.h"
 #include "backends/cuda/planner.h"
 
@@ -309,6 +310,11 @@ static const kvs_backend TABLE = {
     .pass_begin = pass_begin,
     .pass_end = pass_end,
     .describe = describe,
+    .device_adopt = kvs_cuda_adopt,
+    .host_admit = kvs_cuda_host_admit,
+    .stream = kvs_cuda_stream,
+    .lead_stream = kvs_cuda_lead_stream,
+    .place = kvs_cuda_place,
     .destroy = destroy,
 };
 

@@ -10,6 +10,10 @@ typedef struct kvs_cuda_host kvs_cuda_host;
 /* errors: ENOMEM */
 kvs_status kvs_cuda_host_create(kvs_device *device, uint64_t n_bytes, kvs_cuda_host **host);
 
+/* Try whether the driver would pin so many bytes, where a limit of this process stands against them. The context is entered.
+ * errors: ENOMEM with the limits that were found */
+kvs_status kvs_cuda_hosts_admit(kvs_device *device, const kvs_cuda_driver *driver, uint64_t n_bytes);
+
 /* Nothing copies from or to it any more; the context is entered. */
 void kvs_cuda_host_destroy(kvs_cuda_host *host, const kvs_cuda_driver *driver);
 
