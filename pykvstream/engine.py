@@ -24,8 +24,6 @@ from typing import NoReturn, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from pykvstream.core.cuda import open_device
-from pykvstream.core.device import Device
 from pykvstream.core.pager import Forecast
 from pykvstream.errors import Busy, Cancelled, InvalidArgument, Unsupported
 from pykvstream.gguf import GgufFile
@@ -43,10 +41,11 @@ from pykvstream.runtime.layout import (
     require_int,
 )
 from pykvstream.runtime.mtp_drafter import MtpDrafter
-from pykvstream.runtime.opening import admit, provide
+from pykvstream.runtime.opening import Wish, open_target
+from pykvstream.runtime.part import PartReport
 from pykvstream.runtime.saving import Saved, weights_digest
 from pykvstream.runtime.session import ForwardProgress, LogitsWanted, SessionStats, TokenSession
-from pykvstream.runtime.target import Blueprint, MemoryReport, Phase, Progress, Target, TargetOptions, require_token_ids
+from pykvstream.runtime.target import MemoryReport, Phase, Progress, Target, TargetOptions, require_token_ids
 from pykvstream.runtime.timeline import Timeline, check_timeline_path, write_timeline
 from pykvstream.sampling import Sampler, SamplerState, SamplingParams, fork_seed
 from pykvstream.speculation import HEAD_DRAFTER, Chain, NgramCounts, SpeculationParams, chain_of
@@ -84,13 +83,10 @@ class Model:
     sessions raise ``Unsupported`` and ``close`` does nothing. Open models after the fork.
     """
 
-    def __init__(
-        self, path: Path, file: GgufFile, device: Device, target: Target, head_file: GgufFile | None = None
-    ) -> None:
+    def __init__(self, path: Path, file: GgufFile, target: Target, head_file: GgufFile | None = None) -> None:
         self.path = path
         self._file = file
         self._head_file = head_file
-        self._device = device
         self._target = target
         self._closed = False
 
@@ -100,7 +96,9 @@ class Model:
         path: str | os.PathLike[str],
         *,
         device: str = "cpu",
+        gpu_layers: int | str = "all",
         arena_mib: float | None = None,
+        cpu_arena_mib: float | None = None,
         ctx_size: int | None = None,
         cache_type_k: str = "q8_0",
         cache_type_v: str = "q8_0",
@@ -122,6 +120,9 @@ class Model:
         ``device``: ``cpu``, ``cuda`` or ``cuda:N``, the driver's number of a card. Kernels that it needs come from
         ``kernels``, packs that ``pykvstream kernels pack`` made; others are compiled once and kept under the user's
         cache folder. ``kernel_progress(done, total)`` is called before the first is compiled and after each.
+        ``gpu_layers``: the last so many layers, and the output, run on ``device``, the others and the embedding on the
+        CPU, in an arena of their own of ``cpu_arena_mib`` (by default as without a card); ``arena_mib`` is then the
+        device's. ``"all"``, or as many as there are or more: the whole model on ``device``; 0: on the CPU.
         ``ctx_size``: the longest context of any session, by default the model's own.
         ``ubatch_size``: rows of a prompt pass. ``threads``: 0 for one per core.
         ``checkpoint_mib``: host memory for recurrent states of the past, which let a conversation of a hybrid model go
@@ -145,8 +146,6 @@ class Model:
         where = find_model(path)
         file = GgufFile.open(where)
         head_file: GgufFile | None = None
-        core: Device | None = None
-        blueprint: Blueprint | None = None
         try:
             config = ModelConfig.from_gguf(file)
             ctx_tokens = config.n_ctx_train if ctx_size is None else ctx_size
@@ -157,13 +156,11 @@ class Model:
                 head_file = GgufFile.open(find_model(mtp_file))
             with_head = mtp or head_file is not None
             options = TargetOptions(*types, ubatch_size, ctx_tokens, kv_rotation, checkpoint_bytes=kept, mtp=with_head)
-            core = open_device(device, threads)
-            arena_bytes = admit(file, config, core, options, arena_mib, head_file)
-            provide(core, packs, kernel_progress)
-            blueprint = Blueprint(file, config, core, options, progress, head_file=head_file)
-            return cls(where, file, core, Target(core, blueprint, arena_bytes), head_file)
+            wish = Wish(device, threads, gpu_layers, arena_mib, cpu_arena_mib, packs, kernel_progress)
+            target = open_target(file, config, options, wish, head_file, progress)
+            return cls(where, file, target, head_file)
         except BaseException:
-            for part in (blueprint, core, file, head_file):
+            for part in (file, head_file):
                 if part is not None:
                     part.close()
             raise
@@ -175,13 +172,18 @@ class Model:
 
     @property
     def plan(self) -> ArenaPlan:
-        """How the arena is divided in each phase."""
+        """How the arena is divided in each phase; of a model that is cut, the arena of ``device``."""
         return self._target.plan
 
     @property
     def report(self) -> MemoryReport:
-        """Device bytes by owner."""
+        """Device bytes by owner, alike."""
         return self._target.report
+
+    @property
+    def parts(self) -> tuple[PartReport, ...]:
+        """Where the layers are, with the plan and the bytes of each part: one, or two where the model is cut."""
+        return tuple(part.told for part in self._target.parts)
 
     @cached_property
     def identity(self) -> str:
@@ -189,20 +191,20 @@ class Model:
         self._file.require_whole()
         return hashlib.sha256(f"{self.config!r} {weights_digest(self._file)}".encode()).hexdigest()
 
-    def place(self, phase: Phase, placement: Placement) -> None:
+    def place(self, phase: Phase, *placements: Placement) -> None:
         """Divide a phase's pool as stated and enter the phase; no bit of any result changes. For measurements.
 
-        The division stays: of the decode pool the policy then decides no more. Raises ``NoSpace`` where the pool holds
-        fewer pages, ``InvalidArgument`` for fewer than a pass writes.
+        One placement, or two where the model is cut. The division stays: of the decode pool the policy then decides no
+        more. Raises ``NoSpace`` where the pool holds fewer pages, ``InvalidArgument`` for fewer than a pass writes.
         """
         with self._target.turn:
             self._target.require_open()
-            self._target.place(phase, placement)
+            self._target.place(phase, *placements)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """The vocabulary inside the file, read when first asked for."""
-        self._device.before_file()
+        self._target.before_file()
         self._file.require_whole()
         return Tokenizer.from_metadata(self._file.metadata, self.config.n_vocab)
 
@@ -306,7 +308,8 @@ class Model:
             if not self._closed:
                 self._closed = True
                 self._target.close()
-                self._device.close()
+                for part in self._target.parts:
+                    part.device.close()
                 self._file.close()
                 if self._head_file is not None:
                     self._head_file.close()

@@ -90,7 +90,7 @@ def open_stack(
     blueprint = Blueprint(file, config, device, TargetOptions(k, v, ubatch_size, ctx_size, mtp=mtp))
     n_bytes = smallest_arena(blueprint) + extra_slots * blueprint.shape.slot_bytes
     target = Target(device, blueprint, n_bytes)
-    with Model(path, file, device, target) as model:
+    with Model(path, file, target) as model:
         yield Stack(model, device, target)
         assert_idle(target)
         target.close()

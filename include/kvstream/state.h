@@ -112,6 +112,18 @@ kvs_status kvs_state_copy(kvs_state *from, kvs_state *to);
 kvs_status kvs_state_save(kvs_state *state, void *bytes, uint64_t n_bytes);
 kvs_status kvs_state_load(kvs_state *state, const void *bytes, uint64_t n_bytes);
 
+/* The image of some layers out of one of more: of n_layers from first_layer on. part NULL asks for the size alone.
+ * shape: image [n_bytes], part [*part_bytes], which must be the size. thread: any. errors: EFORMAT the image is damaged; EINVAL layers that it
+ * has not, or another size */
+kvs_status kvs_state_image_cut(const void *image, uint64_t n_bytes, uint32_t first_layer, uint32_t n_layers, void *part,
+                               uint64_t *part_bytes);
+
+/* One image of the layers of two, those of the first before those of the second. joined NULL asks for the size alone.
+ * shape: images [first_bytes] and [second_bytes], joined [*joined_bytes], which must be the size. thread: any. errors: EFORMAT an image is
+ * damaged; EINVAL they differ in folded tokens or pending rows, or another size */
+kvs_status kvs_state_image_join(const void *first, uint64_t first_bytes, const void *second, uint64_t second_bytes, void *joined,
+                                uint64_t *joined_bytes);
+
 /* thread: owner. errors: ECORRUPT */
 kvs_status kvs_state_check_integrity(kvs_state *state);
 

@@ -275,3 +275,142 @@ kvs_status kvs_state_load(kvs_state *state, const void *bytes, uint64_t n_bytes)
     }
     return status;
 }
+
+/* ---- images of some of the layers ---- */
+
+static kvs_delta_layer sizes_of(const image_layer *layer)
+{
+    return (kvs_delta_layer){.n_key_heads = layer->n_key_heads,
+                             .n_value_heads = layer->n_value_heads,
+                             .head_dim = layer->head_dim,
+                             .conv_width = layer->conv_width,
+                             .norm_eps = layer->norm_eps};
+}
+
+/* Bytes of a layer whose sizes are in range. */
+static uint64_t layer_bytes(const image_layer *layer, uint32_t n_pending)
+{
+    const kvs_delta_layer sizes = sizes_of(layer);
+    return sizeof(float) * (kvs_delta_matrix_values(&sizes) + kvs_delta_conv_values(&sizes) +
+                            n_pending * kvs_delta_log_values(&sizes));
+}
+
+/* Header and layers of an image that is whole: its length follows from them, and its checksum is right. */
+static kvs_status read_image(const uint8_t *bytes, uint64_t n_bytes, image_header *header)
+{
+    uint64_t sum;
+    if (n_bytes < sizeof *header + sizeof sum) {
+        return KVS_EFORMAT;
+    }
+    memcpy(header, bytes, sizeof *header);
+    memcpy(&sum, bytes + n_bytes - sizeof sum, sizeof sum);
+    const uint64_t n_left = n_bytes - sizeof *header - sizeof sum;
+    if (memcmp(header->magic, MAGIC, sizeof MAGIC) != 0 || header->version != IMAGE_VERSION || header->n_bytes != n_bytes ||
+        header->n_pending > KVS_STATE_MAX_LOG_ROWS || header->n_layers > n_left / sizeof(image_layer) ||
+        sum != checksum(bytes, n_bytes - sizeof sum)) {
+        return KVS_EFORMAT;
+    }
+    uint64_t n_needed = header->n_layers * sizeof(image_layer);
+    for (uint32_t i = 0; i < header->n_layers; i++) {
+        image_layer layer;
+        memcpy(&layer, bytes + sizeof *header + i * sizeof layer, sizeof layer);
+        const kvs_delta_layer sizes = sizes_of(&layer);
+        if (kvs_delta_layer_check_sizes(NULL, &sizes, i) != KVS_OK) {
+            return KVS_EFORMAT;
+        }
+        n_needed += layer_bytes(&layer, header->n_pending);
+    }
+    return n_needed == n_left ? KVS_OK : KVS_EFORMAT;
+}
+
+/* Where the bytes of a layer begin, in an image that was read; of the one behind the last, where they end. */
+static uint64_t layer_offset(const uint8_t *bytes, const image_header *header, uint32_t n_before)
+{
+    uint64_t offset = sizeof *header + header->n_layers * sizeof(image_layer);
+    for (uint32_t i = 0; i < n_before; i++) {
+        image_layer layer;
+        memcpy(&layer, bytes + sizeof *header + i * sizeof layer, sizeof layer);
+        offset += layer_bytes(&layer, header->n_pending);
+    }
+    return offset;
+}
+
+static void finish_image(uint8_t *bytes, image_header header, uint32_t n_layers, uint64_t n_bytes)
+{
+    header.n_layers = n_layers;
+    header.n_bytes = n_bytes;
+    memcpy(bytes, &header, sizeof header);
+    const uint64_t sum = checksum(bytes, n_bytes - sizeof sum);
+    memcpy(bytes + n_bytes - sizeof sum, &sum, sizeof sum);
+}
+
+kvs_status kvs_state_image_cut(const void *image, uint64_t n_bytes, uint32_t first_layer, uint32_t n_layers, void *part,
+                               uint64_t *part_bytes)
+{
+    image_header header;
+    if (image == NULL || part_bytes == NULL || n_layers == 0) {
+        return KVS_EINVAL;
+    }
+    const kvs_status status = read_image(image, n_bytes, &header);
+    if (status != KVS_OK) {
+        return status;
+    }
+    if (first_layer > header.n_layers || n_layers > header.n_layers - first_layer) {
+        return KVS_EINVAL;
+    }
+    const uint8_t *from = image;
+    const uint64_t begin = layer_offset(from, &header, first_layer);
+    const uint64_t n_data = layer_offset(from, &header, first_layer + n_layers) - begin;
+    const uint64_t n_part = sizeof header + n_layers * sizeof(image_layer) + n_data + sizeof(uint64_t);
+    if (part != NULL) {
+        if (*part_bytes != n_part) {
+            return KVS_EINVAL;
+        }
+        uint8_t *into = part;
+        memcpy(into + sizeof header, from + sizeof header + first_layer * sizeof(image_layer), n_layers * sizeof(image_layer));
+        memcpy(into + sizeof header + n_layers * sizeof(image_layer), from + begin, n_data);
+        finish_image(into, header, n_layers, n_part);
+    }
+    *part_bytes = n_part;
+    return KVS_OK;
+}
+
+kvs_status kvs_state_image_join(const void *first, uint64_t first_bytes, const void *second, uint64_t second_bytes, void *joined,
+                                uint64_t *joined_bytes)
+{
+    image_header a, b;
+    if (first == NULL || second == NULL || joined_bytes == NULL) {
+        return KVS_EINVAL;
+    }
+    kvs_status status = read_image(first, first_bytes, &a);
+    if (status == KVS_OK) {
+        status = read_image(second, second_bytes, &b);
+    }
+    if (status != KVS_OK) {
+        return status;
+    }
+    if (a.n_folded != b.n_folded || a.n_pending != b.n_pending) {
+        return KVS_EINVAL;
+    }
+    const uint64_t n_joined = first_bytes + second_bytes - sizeof a - sizeof(uint64_t);
+    if (joined != NULL) {
+        if (*joined_bytes != n_joined) {
+            return KVS_EINVAL;
+        }
+        const uint8_t *from[2] = {first, second};
+        const image_header headers[2] = {a, b};
+        uint8_t *layers = (uint8_t *)joined + sizeof a;
+        uint8_t *data = layers + (a.n_layers + (uint64_t)b.n_layers) * sizeof(image_layer);
+        for (uint32_t i = 0; i < 2; i++) {
+            const uint64_t begin = layer_offset(from[i], &headers[i], 0);
+            const uint64_t n_data = headers[i].n_bytes - begin - sizeof(uint64_t);
+            memcpy(layers, from[i] + sizeof a, headers[i].n_layers * sizeof(image_layer));
+            memcpy(data, from[i] + begin, n_data);
+            layers += headers[i].n_layers * sizeof(image_layer);
+            data += n_data;
+        }
+        finish_image(joined, a, a.n_layers + b.n_layers, n_joined);
+    }
+    *joined_bytes = n_joined;
+    return KVS_OK;
+}

@@ -20,7 +20,7 @@ _DRAFT_TYPES = "the MTP head keeps its keys and values in the types of the model
 _FIRST_HIT = "this drafter drafts the first time that a key is met again"
 _IMAGES = "images are not part of this version"
 _ADAPTERS = "adapters are not part of this version"
-_DEVICES = "the one device is the CPU; there is nothing to divide"
+_DEVICES = "one device beside the CPU, whole layers: --device NAME and --gpu-layers N"
 _POSITIONS = "positions are computed as the file says; other ones change the text"
 _HISTORY = "the whole history lives in host memory and --arena-mib bounds the rest"
 _DROPS = "no token is ever dropped; an answer ends with context_full"
@@ -81,7 +81,6 @@ FOREIGN: tuple[Foreign, ...] = (
     _value("--keep", _DROPS, "0"),
     _switch("--swa-full", _DROPS),
     _value("--cache-reuse", _DROPS, "0"),
-    _value("--n-gpu-layers --gpu-layers -ngl", "the device is the CPU and holds every layer", "0 auto"),
     _switch("--no-kv-offload -nkvo", _HISTORY),
     _switch("--kv-offload -kvo", _HISTORY, harmless=True),
     _switch("--kv-unified -kvu", "pages belong to a layer and a sequence; there is no common buffer"),

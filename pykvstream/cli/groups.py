@@ -1,6 +1,6 @@
 """Groups of flags that several commands share.
 
-Holds: ``add_model``, ``add_device``.
+Holds: ``add_model``, ``add_device``, ``add_gpu_layers``.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import argparse
 from pathlib import Path
 
 from pykvstream.cli.options import DEFAULT_CACHE_TYPE, DEFAULT_UBATCH
-from pykvstream.cli.values import arena, budget, integer, positive
+from pykvstream.cli.values import arena, budget, gpu_layers, integer, positive
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
@@ -53,3 +53,17 @@ def add_device(parser: argparse.ArgumentParser) -> None:
         " compiler)")  # fmt: skip
     add("-dev", "--device", default="cpu", metavar="NAME",
         help="cpu, cuda or cuda:N; `devices` lists them (default %(default)s)")  # fmt: skip
+    add_gpu_layers(group)
+    add("--cpu-arena-mib", type=arena, metavar="MIB",
+        help="arena of the layers that --gpu-layers leaves on the CPU; --arena-mib is then the device's (default: as"
+        " without a card)")  # fmt: skip
+
+
+def add_gpu_layers(group: argparse._ArgumentGroup, default: str | None = "all") -> None:
+    """Where a model is cut."""
+    group.add_argument(
+        "-ngl", "--gpu-layers", "--n-gpu-layers", type=gpu_layers, default=default, metavar="N",
+        help="the last N layers and the output run on the device, the others and the embedding on the CPU; 0: all on"
+        " the CPU; all, or as many as there are: the whole model on the device"
+        + (" (default all)" if default else "; shows what goes where"),
+    )  # fmt: skip

@@ -21,6 +21,7 @@ from pykvstream.errors import FormatError, NotFound, Unsupported
 from pykvstream.gguf import GgufFile, LazyStrings, TensorInfo
 from pykvstream.locate import find_model
 from pykvstream.models import HYBRIDS, ModelConfig
+from pykvstream.models.span import LayerSpan, cut
 
 _LONGEST_TEXT = 72
 _ARRAY_ITEMS = 4
@@ -49,10 +50,46 @@ def run(options: InspectOptions) -> int:
         if options.template:
             _print_template(file)
         elif options.json:
-            print(json.dumps(_as_json(file, options.tensors)))
+            result = _as_json(file, options.tensors)
+            if options.gpu_layers is not None:
+                result["parts"] = part_weights(file, options.gpu_layers)
+            print(json.dumps(result))
         else:
             _print_tables(file, options.tensors)
+            if options.gpu_layers is not None:
+                for name, part in part_weights(file, options.gpu_layers).items():
+                    _print_pairs(console(sys.stdout), name, {key: str(value) for key, value in part.items()})
     return 0
+
+
+def part_weights(file: GgufFile, gpu_layers: int | str) -> dict[str, dict[str, object]]:
+    """Of a model that is cut: layers, tensors and bytes of the file that go to the CPU and to the device.
+
+    Raises as ``ModelConfig.from_gguf`` and ``cut``. A tied embedding goes to both, like tensors that each part reads.
+    """
+    config = ModelConfig.from_gguf(file)
+    told: dict[str, dict[str, object]] = {}
+    for name, span in zip(("cpu", "device"), cut(config, gpu_layers), strict=True):
+        if span is not None:
+            tensors = [t for t in file.tensors.values() if _belongs(t.name, span, file)]
+            told[name] = {
+                "first_layer": span.begin,
+                "last_layer": span.end - 1,
+                "with_keys_and_values": len(span.attention_layers(config)),
+                "tensors": len(tensors),
+                "bytes": sum(t.nbytes for t in tensors),
+            }
+    return told
+
+
+def _belongs(tensor: str, span: LayerSpan, file: GgufFile) -> bool:
+    """Blocks behind the trunk are an MTP head's, which is with the last layers."""
+    if tensor.startswith("blk."):
+        block = int(tensor.split(".")[1])
+        return block in span.layers or (span.is_last and block >= span.n_layers)
+    if tensor.startswith("token_embd."):
+        return span.is_first or "output.weight" not in file.tensors
+    return span.is_last if tensor.startswith("output") else True
 
 
 def type_totals(file: GgufFile) -> list[TypeTotal]:

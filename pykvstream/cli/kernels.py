@@ -19,6 +19,7 @@ from pykvstream.gguf import GgufFile
 from pykvstream.kernels import collect_images, pack_bytes
 from pykvstream.locate import find_model
 from pykvstream.models import ModelConfig
+from pykvstream.models.span import cut
 from pykvstream.runtime.admission import check_context
 from pykvstream.runtime.catalogue import cache_type, catalogue, kernel_keys
 from pykvstream.runtime.opening import provide
@@ -75,7 +76,8 @@ def _keys_of(model: ModelOptions, device: Device) -> list[KernelKey]:
         types = cache_type(model.cache_type_k), cache_type(model.cache_type_v)
         has_head = config.hybrid is not None and len(config.hybrid.mtp_blocks) == 1
         target = TargetOptions(*types, model.ubatch_size, ctx_tokens, model.kv_rotation, mtp=has_head)
-        return kernel_keys(file, config, device, target)
+        _, on_device = cut(config, model.gpu_layers)
+        return [] if on_device is None else kernel_keys(file, config, device, target, span=on_device)
 
 
 def _provide(options: KernelsOptions) -> tuple[list[KernelKey], dict[KernelKey, bytes], int, int, int]:

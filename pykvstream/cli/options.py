@@ -71,6 +71,8 @@ class ModelOptions:
     kv_rotation: bool
     checkpoint_mib: float | None = None
     kernels: tuple[Path, ...] = ()
+    gpu_layers: int | str = "all"
+    cpu_arena_mib: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +145,7 @@ class InspectOptions:
     json: bool
     tensors: bool
     template: bool
+    gpu_layers: int | str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +269,7 @@ def _refuse_beside_session(args: argparse.Namespace) -> None:
 def _inspect_options(args: argparse.Namespace) -> InspectOptions:
     if args.json and args.template:
         raise InvalidArgument("--template prints the template alone: it does not go with --json")
-    return InspectOptions(_model_name(args), args.json, args.tensors, args.template)
+    return InspectOptions(_model_name(args), args.json, args.tensors, args.template, args.gpu_layers)
 
 
 def _devices_options(args: argparse.Namespace) -> DevicesOptions:
@@ -356,6 +359,8 @@ def _opening(args: argparse.Namespace, model: str) -> ModelOptions:
         kv_rotation=args.kv_rotation,
         checkpoint_mib=args.checkpoint_mib,
         kernels=tuple(args.kernels),
+        gpu_layers=args.gpu_layers,
+        cpu_arena_mib=args.cpu_arena_mib,
     )
 
 

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from pykvstream.cli.drafting import add_drafting
 from pykvstream.cli.eval_parser import add_eval
 from pykvstream.cli.foreign import NOTES, add_foreign
-from pykvstream.cli.groups import add_device, add_model
+from pykvstream.cli.groups import add_device, add_gpu_layers, add_model
 from pykvstream.cli.kernels_parser import add_kernels
 from pykvstream.cli.options import (
     PROGRAM,
@@ -238,6 +238,7 @@ def _add_inspect(parser: _Parser) -> None:
     add("--tensors", action="store_true", help="list every tensor")
     add("--template", action="store_true", help="print the chat template and nothing else")
     add("--json", action="store_true", help="print one JSON object")
+    add_gpu_layers(parser.add_argument_group("parts"), default=None)
 
 
 def _add_plan(parser: _Parser) -> None:

@@ -1,4 +1,4 @@
-"""``pykvstream plan``: how an arena would be divided, before it is reserved.
+"""``pykvstream plan``: how an arena would be divided, before it is reserved; of a model that is cut, both arenas.
 
 Holds: ``run``. Without ``--arena-mib`` the recommended arena is shown. The smallest arena is printed as a number that
 can be given back to ``--arena-mib``; one page less is refused.
@@ -9,17 +9,18 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich.text import Text
 
 from pykvstream.cli.options import ModelOptions, PlanOptions
 from pykvstream.cli.render import MIB, console, printable
-from pykvstream.core.cuda import open_device
 from pykvstream.errors import InvalidArgument
 from pykvstream.gguf import GgufFile
 from pykvstream.locate import find_model
 from pykvstream.models import ModelConfig
+from pykvstream.models.span import LayerSpan
 from pykvstream.report import default_contexts, plan_report
 from pykvstream.runtime.admission import HostMemory, check_context, host_memory_available
 from pykvstream.runtime.catalogue import cache_type
@@ -36,6 +37,7 @@ from pykvstream.runtime.layout import (
     resident_contexts,
     with_mib,
 )
+from pykvstream.runtime.opening import Share, Wish, open_shares
 from pykvstream.runtime.target import Blueprint, TargetOptions
 
 _WIDEST = 100
@@ -64,24 +66,35 @@ class Needs:
     n_threads: int
 
 
+@dataclass(frozen=True, slots=True)
+class PartPlan:
+    """The arena of some layers on a device: one part, or the whole model."""
+
+    device: str
+    span: LayerSpan
+    plan: ArenaPlan
+    needs: Needs
+
+
 def run(options: PlanOptions) -> int:
     """Print the plan. Raises ``KvStreamError``, ``NoSpace`` with the smallest arena among them."""
-    plan, needs = make_plan(options.model)
-    contexts = options.contexts or default_contexts(plan.ctx_tokens)
+    parts = make_plan(options.model)
+    n_most = parts[-1].plan.ctx_tokens
+    contexts = options.contexts or default_contexts(n_most)
     for n_tokens in contexts:
-        if n_tokens > plan.ctx_tokens:
-            raise InvalidArgument(f"--contexts {n_tokens}: the plan is for a context of {plan.ctx_tokens} tokens")
+        if n_tokens > n_most:
+            raise InvalidArgument(f"--contexts {n_tokens}: the plan is for a context of {n_most} tokens")
     memory = host_memory_available()
     if options.json:
-        print(json.dumps(as_json(options.model, plan, needs, memory, contexts)))
+        print(json.dumps(as_json(options.model, parts, memory, contexts)))
     else:
-        _print(options.model, plan, needs, memory, contexts)
+        _print(options.model, parts, memory, contexts)
     return 0
 
 
-def make_plan(options: ModelOptions) -> tuple[ArenaPlan, Needs]:
-    """The plan that opening a model with these options would make, without its arena."""
-    with GgufFile.open(find_model(options.model)) as file, open_device(options.device, options.threads) as device:
+def make_plan(options: ModelOptions) -> list[PartPlan]:
+    """The plans that opening a model with these options would make, without their arenas."""
+    with GgufFile.open(find_model(options.model)) as file:
         config = ModelConfig.from_gguf(file)
         ctx_tokens = config.n_ctx_train if options.ctx_size is None else options.ctx_size
         check_context(ctx_tokens, config.n_ctx_train)
@@ -90,16 +103,28 @@ def make_plan(options: ModelOptions) -> tuple[ArenaPlan, Needs]:
         target = TargetOptions(
             *types, options.ubatch_size, ctx_tokens, options.kv_rotation, checkpoint_bytes=kept
         )
-        blueprint = Blueprint(file, config, device, target, declared=True)
+        wish = Wish(
+            options.device, options.threads, options.gpu_layers, options.arena_mib, options.cpu_arena_mib
+        )
+        shares = open_shares(config, wish)
         try:
-            if options.arena_mib is None:
-                arena_bytes = recommended_arena_bytes(blueprint.shape, ctx_tokens, blueprint.needs)
-            else:
-                arena_bytes = arena_bytes_of(options.arena_mib)
-            plan = blueprint.plan(arena_bytes)
-            return plan, _needs(blueprint, arena_bytes, device.info.n_threads)
+            return [_plan_of(share, file, config, target) for share in shares]
         finally:
-            blueprint.close()
+            for share in shares:
+                share.device.close()
+
+
+def _plan_of(share: Share, file: GgufFile, config: ModelConfig, options: TargetOptions) -> PartPlan:
+    blueprint = share.blueprint(file, config, options, None, declared=True)
+    try:
+        if share.arena_mib is None:
+            arena_bytes = recommended_arena_bytes(blueprint.shape, options.ctx_tokens, blueprint.needs)
+        else:
+            arena_bytes = arena_bytes_of(share.arena_mib)
+        needs = _needs(blueprint, arena_bytes, share.device.info.n_threads)
+        return PartPlan(share.name, share.span, blueprint.plan(arena_bytes), needs)
+    finally:
+        blueprint.close()
 
 
 def _needs(blueprint: Blueprint, arena_bytes: int, n_threads: int) -> Needs:
@@ -112,9 +137,17 @@ def _needs(blueprint: Blueprint, arena_bytes: int, n_threads: int) -> Needs:
         checkpoint_slots=blueprint.checkpoint_slots,
         checkpoint_bytes=blueprint.checkpoint_bytes,
         stage_bytes=blueprint.stage_bytes,
-        layers=blueprint.config.layer_counts,
+        layers=_layer_counts(blueprint),
         n_threads=n_threads,
     )
+
+
+def _layer_counts(blueprint: Blueprint) -> dict[str, int]:
+    """Blocks of the file by what they are, as far as they belong to this part."""
+    span, counts = blueprint.span, blueprint.config.layer_counts
+    n_attention = len(span.attention_layers(blueprint.config))
+    n_mtp = counts["mtp"] if span.is_last else 0
+    return {"full attention": n_attention, "recurrent": len(span.layers) - n_attention, "mtp": n_mtp}
 
 
 def flag_mib(n_bytes: int) -> str:
@@ -123,18 +156,32 @@ def flag_mib(n_bytes: int) -> str:
 
 
 def as_json(
-    options: ModelOptions, plan: ArenaPlan, needs: Needs, memory: HostMemory, contexts: tuple[int, ...]
+    options: ModelOptions, parts: Sequence[PartPlan], memory: HostMemory, contexts: tuple[int, ...]
 ) -> dict[str, object]:
-    """The plan as one object; byte counts are exact."""
+    """The plan as one object, of a model that is cut that of the device; ``parts`` has all. Byte counts are exact."""
     limits = memory.limits(pinned=False)
+    n_host = sum(part.needs.host_bytes for part in parts)
     return {
         "model": options.model,
-        "ctx_size": plan.ctx_tokens,
+        "ctx_size": parts[-1].plan.ctx_tokens,
         "cache_type_k": options.cache_type_k,
         "cache_type_v": options.cache_type_v,
         "ubatch_size": options.ubatch_size,
-        "threads": needs.n_threads,
         "page_tokens": PAGE_TOKENS,
+        **_part_json(parts[-1], contexts),
+        "host": {"need_bytes": n_host, "have_bytes": min(limits.values()), "limits": limits},
+        "parts": [
+            {"device": part.device, "first_layer": part.span.begin, "last_layer": part.span.end - 1,
+             **_part_json(part, contexts)}
+            for part in parts
+        ],
+    }  # fmt: skip
+
+
+def _part_json(part: PartPlan, contexts: tuple[int, ...]) -> dict[str, object]:
+    plan, needs = part.plan, part.needs
+    return {
+        "threads": needs.n_threads,
         "page_bytes": plan.shape.slot_bytes,
         "n_layers": plan.shape.n_layers,
         "arena_bytes": plan.arena_bytes,
@@ -151,7 +198,6 @@ def as_json(
         "stage_bytes": needs.stage_bytes,
         "layers": needs.layers,
         "history_bytes": plan.shape.history_bytes(plan.ctx_tokens),
-        "host": {"need_bytes": needs.host_bytes, "have_bytes": min(limits.values()), "limits": limits},
         "phases": [_phase(phase) for phase in plan.phases],
         "contexts": _contexts(plan, contexts),
     }
@@ -192,33 +238,45 @@ def _contexts(plan: ArenaPlan, contexts: tuple[int, ...]) -> list[dict[str, int]
     ]
 
 
-def _print(options: ModelOptions, plan: ArenaPlan, needs: Needs, memory: HostMemory, contexts: tuple[int, ...]) -> None:
+def _print(
+    options: ModelOptions, parts: Sequence[PartPlan], memory: HostMemory, contexts: tuple[int, ...]
+) -> None:
     out = console(sys.stdout)
     types = f"K {options.cache_type_k}, V {options.cache_type_v}"
-    layers = ", ".join(f"{count} {name}" for name, count in needs.layers.items() if count)
-    out.print(f"{printable(options.model)}: layers: {layers}; {types}, ubatch {options.ubatch_size}")
-    out.print(plan_report(plan, contexts, min(max(out.width - 2, _NARROWEST), _WIDEST)))
-    smallest, recommended = flag_mib(plan.smallest_bytes), flag_mib(plan.recommended_bytes)
-    threads = f"{needs.n_threads} compute thread{'s' if needs.n_threads > 1 else ''}"
-    out.print(f"                   with {threads}: each has scratch of its own there, more threads need a larger arena")
-    out.print(f"as flags           --arena-mib {smallest}  |  --arena-mib {recommended}")
-    out.print(_host_text(needs, memory))
+    for part in parts:
+        plan, needs = part.plan, part.needs
+        layers = ", ".join(f"{count} {name}" for name, count in needs.layers.items() if count)
+        where = f"{part.span} on {part.device}: {layers}" if len(parts) > 1 else f"layers: {layers}"
+        out.print(f"{printable(options.model)}: {where}; {types}, ubatch {options.ubatch_size}")
+        out.print(plan_report(plan, contexts, min(max(out.width - 2, _NARROWEST), _WIDEST)))
+        smallest, recommended = flag_mib(plan.smallest_bytes), flag_mib(plan.recommended_bytes)
+        threads = f"{needs.n_threads} compute thread{'s' if needs.n_threads > 1 else ''}"
+        out.print(
+            f"                   with {threads}: each has scratch of its own there, more threads need a larger arena"
+        )
+        flag = "--arena-mib" if part is parts[-1] else "--cpu-arena-mib"
+        out.print(f"as flags           {flag} {smallest}  |  {flag} {recommended}")
+        out.print(_needs_text(needs))
+    out.print(_host_text(sum(part.needs.host_bytes for part in parts), memory))
 
 
-def _host_text(needs: Needs, memory: HostMemory) -> Text:
-    limits = memory.limits(pinned=False)
-    name = min(limits, key=lambda limit: limits[limit])
-    fits = "" if needs.host_bytes <= limits[name] else ": does not fit, opening the model will be refused"
+def _needs_text(needs: Needs) -> Text:
     state = (
-        f"recurrent state    {with_mib(needs.state_bytes)} for each session,"
+        f"\nrecurrent state    {with_mib(needs.state_bytes)} for each session,"
         f" {with_mib(needs.log_bytes)} of it a log of {needs.log_rows} rows\n"
         f"past states        {with_mib(needs.checkpoint_bytes)} of host memory for {needs.checkpoint_slots},"
-        f" {with_mib(needs.stage_bytes)} of device memory to copy them\n"
+        f" {with_mib(needs.stage_bytes)} of device memory to copy them"
         if needs.state_bytes
         else ""
     )
+    return Text(f"weights            {with_mib(needs.weight_bytes)}{state}")
+
+
+def _host_text(n_bytes: int, memory: HostMemory) -> Text:
+    limits = memory.limits(pinned=False)
+    name = min(limits, key=lambda limit: limits[limit])
+    fits = "" if n_bytes <= limits[name] else ": does not fit, opening the model will be refused"
     return Text(
-        f"weights            {with_mib(needs.weight_bytes)}\n{state}"
-        f"host memory        need {with_mib(needs.host_bytes)} for weights, arena and full history,\n"
+        f"host memory        need {with_mib(n_bytes)} for weights, arena and full history,\n"
         f"                   have {with_mib(limits[name])} by the {name}{fits}"
     )

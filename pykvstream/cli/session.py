@@ -44,7 +44,9 @@ def open_model(
         return Model.open(
             options.model,
             device=options.device,
+            gpu_layers=options.gpu_layers,
             arena_mib=options.arena_mib,
+            cpu_arena_mib=options.cpu_arena_mib,
             ctx_size=options.ctx_size,
             cache_type_k=options.cache_type_k,
             cache_type_v=options.cache_type_v,

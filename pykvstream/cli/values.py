@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 
 from pykvstream.eval.facts import evenly
+from pykvstream.models.span import ALL_LAYERS
 
 _MOST_MIB = 2**40
 
@@ -66,6 +67,19 @@ def arena(text: str) -> float:
         raise argparse.ArgumentTypeError(f"need a size above 0 MiB, got {text}; left out, the arena suits the context")
     if value >= _MOST_MIB:
         raise argparse.ArgumentTypeError(f"need a size below {_MOST_MIB} MiB, got {text}")
+    return value
+
+
+def gpu_layers(text: str) -> int | str:
+    word = text.strip().lower()
+    if word in ALL_LAYERS:
+        return word
+    try:
+        value = int(word)
+    except ValueError:
+        value = -1
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"need a number of layers from 0 on, or all, got {text!r}")
     return value
 
 

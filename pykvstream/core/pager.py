@@ -5,8 +5,9 @@ Source: ``include/kvstream/pager.h``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+from typing import Any, Protocol, Self
 
 from pykvstream._ffi import ffi, lib
 from pykvstream.core.arena import Lease
@@ -49,6 +50,14 @@ class PagerInfo:
     gap_ns: int
     peak_pages: int
 
+    @classmethod
+    def total(cls, infos: Sequence[Self]) -> Self:
+        """Of several pagers together: sums, and whether any is attached or in a pass."""
+        if len(infos) == 1:
+            return infos[0]
+        columns = zip(*(astuple(info) for info in infos), strict=True)
+        return cls(*(any(each) if isinstance(each[0], bool) else sum(each) for each in columns))
+
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
@@ -58,6 +67,11 @@ class Forecast:
     resident_pages: int
     streamed_pages: int
     streamed_bytes: int
+
+    @classmethod
+    def total(cls, forecasts: Sequence[Self]) -> Self:
+        """Of several pagers together."""
+        return cls(*(sum(each) for each in zip(*(astuple(forecast) for forecast in forecasts), strict=True)))
 
 
 def _placement(placement: Placement) -> tuple[Any, Any]:

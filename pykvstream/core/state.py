@@ -170,3 +170,23 @@ class State(Handle):
     def check_integrity(self) -> None:
         """Recompute every invariant. Raises ``IntegrityError``."""
         self._check(lib.kvs_state_check_integrity(self.ptr))
+
+
+def cut_image(image: NDArray[np.uint8], first_layer: int, n_layers: int) -> NDArray[np.uint8]:
+    """The image of some of an image's layers. Raises ``FormatError`` for one that is damaged."""
+    n_bytes = ffi.new("uint64_t *")
+    given = ffi.from_buffer("uint8_t[]", image), image.nbytes, first_layer, n_layers
+    check(lib.kvs_state_image_cut(*given, ffi.NULL, n_bytes))
+    part = np.empty(n_bytes[0], np.uint8)
+    check(lib.kvs_state_image_cut(*given, ffi.from_buffer("uint8_t[]", part, require_writable=True), n_bytes))
+    return part
+
+
+def join_images(first: NDArray[np.uint8], second: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """One image of the layers of two. Raises ``InvalidArgument`` where they are of states at different tokens."""
+    n_bytes = ffi.new("uint64_t *")
+    given = tuple(each for image in (first, second) for each in (ffi.from_buffer("uint8_t[]", image), image.nbytes))
+    check(lib.kvs_state_image_join(*given, ffi.NULL, n_bytes))
+    joined = np.empty(n_bytes[0], np.uint8)
+    check(lib.kvs_state_image_join(*given, ffi.from_buffer("uint8_t[]", joined, require_writable=True), n_bytes))
+    return joined

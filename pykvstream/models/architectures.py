@@ -5,7 +5,7 @@ Holds: ``build_graph``, the one entry, which refuses an architecture that is not
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Protocol
 
 from pykvstream.core.kv import KvLayer
 from pykvstream.errors import Unsupported
@@ -13,8 +13,20 @@ from pykvstream.graph import Graph, WeightSource
 from pykvstream.models import llama, qwen35
 from pykvstream.models.config import ModelConfig
 from pykvstream.models.hybrid_config import HYBRIDS
+from pykvstream.models.span import LayerSpan
 
-_Builder = Callable[[ModelConfig, WeightSource, tuple[KvLayer, ...], "tuple[int, int]"], Graph]
+
+class _Builder(Protocol):
+    def __call__(
+        self,
+        config: ModelConfig,
+        weights: WeightSource,
+        layers: tuple[KvLayer, ...],
+        rotation: tuple[int, int],
+        *,
+        span: LayerSpan | None = None,
+    ) -> Graph: ...
+
 
 ARCHITECTURES: dict[str, _Builder] = {
     **dict.fromkeys(("llama", "qwen3"), llama.build),
@@ -29,15 +41,17 @@ def build_graph(
     rotation: tuple[int, int],
     *,
     with_hidden: bool = False,
+    span: LayerSpan | None = None,
 ) -> Graph:
     """The graph of ``config.architecture``. ``rotation``: Hadamard block of K and V, 0 none.
 
-    ``with_hidden``: of a hybrid, with the rows that its MTP head starts from.
+    ``with_hidden``: of a hybrid, with the rows that its MTP head starts from. ``span``: of one part of a model that is
+    cut; ``layers`` are then those of the part.
     """
     if with_hidden and config.architecture in HYBRIDS:
-        return qwen35.build(config, weights, layers, rotation, with_hidden=True)
+        return qwen35.build(config, weights, layers, rotation, with_hidden=True, span=span)
     builder = ARCHITECTURES.get(config.architecture)
     if builder is None:
         known = ", ".join(ARCHITECTURES)
         raise Unsupported(f"architecture {config.architecture!r} is not supported; supported: {known}")
-    return builder(config, weights, layers, rotation)
+    return builder(config, weights, layers, rotation, span=span)

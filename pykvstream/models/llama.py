@@ -14,30 +14,44 @@ import math
 from pykvstream.core.kv import KvLayer
 from pykvstream.graph import Graph, GraphBuilder, Value, WeightSource
 from pykvstream.models.config import ModelConfig
+from pykvstream.models.span import LayerSpan
+from pykvstream.models.stream import Stream
 
 
 def build(
-    config: ModelConfig, weights: WeightSource, layers: tuple[KvLayer, ...], rotation: tuple[int, int]
+    config: ModelConfig,
+    weights: WeightSource,
+    layers: tuple[KvLayer, ...],
+    rotation: tuple[int, int],
+    *,
+    span: LayerSpan | None = None,
 ) -> Graph:
-    """The whole model: tokens in, logits of the requested rows out, ``[m, n_vocab]``."""
+    """The whole model: tokens in, logits of the requested rows out, ``[m, n_vocab]``.
+
+    ``span``: of a model that is cut, the layers of one part; see ``LayerSpan`` for what goes in and out there.
+    """
     g = GraphBuilder(weights, layers)
+    span = span or LayerSpan.whole(config)
     has_divisors = weights.has("rope_freqs.weight")
     table = g.rope_table(
         config.n_rot, config.rope_base, config.rope_scale, "rope_freqs.weight" if has_divisors else None
     )
-    x = g.embed("token_embd.weight")
-    for i in range(config.n_layers):
-        x = g.add(x, _attention(g, config, i, x, table, rotation))
-        x = g.add(x, _feed_forward(g, config, i, x))
-    hidden = g.norm(g.gather(x), "output_norm.weight", config.norm_eps)
+    x = Stream.begin(g, config, span)
+    for i in span.layers:
+        x = x.plus(_attention(g, config, i, i - span.begin, x.value, table, rotation))
+        x = x.plus(_feed_forward(g, config, i, x.value))
+    if not span.is_last:
+        return x.hand_over()
+    hidden = g.norm(g.gather(x.value), "output_norm.weight", config.norm_eps)
     is_tied = not weights.has("output.weight")
     g.output(g.linear(hidden, "token_embd.weight" if is_tied else "output.weight"))
     return g.finish()
 
 
 def _attention(
-    g: GraphBuilder, config: ModelConfig, i: int, x: Value, table: Value, rotation: tuple[int, int]
+    g: GraphBuilder, config: ModelConfig, i: int, layer: int, x: Value, table: Value, rotation: tuple[int, int]
 ) -> Value:
+    """Of block ``i``, whose keys and values are in ``layer`` of the cache."""
     block = f"blk.{i}."
     h = g.norm(x, block + "attn_norm.weight", config.norm_eps)
     q = g.linear(h, block + "attn_q.weight")
@@ -53,8 +67,8 @@ def _attention(
         q, k = g.hadamard(q, rotate_k), g.hadamard(k, rotate_k)
     if rotate_v:
         v = g.hadamard(v, rotate_v)
-    g.kv_write(i, k, v)
-    out = g.attend(i, q, config.n_heads, 1.0 / math.sqrt(config.head_dim_k))
+    g.kv_write(layer, k, v)
+    out = g.attend(layer, q, config.n_heads, 1.0 / math.sqrt(config.head_dim_k))
     if rotate_v:
         out = g.hadamard(out, rotate_v)
     return g.linear(out, block + "attn_output.weight")

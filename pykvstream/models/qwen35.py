@@ -20,6 +20,8 @@ from pykvstream.errors import InvalidArgument
 from pykvstream.graph import DeltaSpec, Graph, GraphBuilder, Value, WeightSource
 from pykvstream.models.config import ModelConfig
 from pykvstream.models.hybrid_config import ExpertSize, HybridConfig
+from pykvstream.models.span import LayerSpan
+from pykvstream.models.stream import Stream
 
 
 def build(
@@ -29,13 +31,15 @@ def build(
     rotation: tuple[int, int],
     *,
     with_hidden: bool = False,
+    span: LayerSpan | None = None,
 ) -> Graph:
     """The trunk: tokens in, logits of the requested rows out, ``[m, n_vocab]``. ``layers``: of full attention alone.
 
     ``with_hidden``: behind the logits also what the MTP head starts from, the normalised rows of all tokens,
-    ``[n, n_embd]``.
+    ``[n, n_embd]``. ``span``: of a model that is cut, the layers of one part; see ``LayerSpan``.
     """
-    return blocks_of(config, weights, layers, rotation).trunk(with_hidden=with_hidden)
+    blocks = blocks_of(config, weights, layers, rotation)
+    return blocks.trunk(span or LayerSpan.whole(config), with_hidden=with_hidden)
 
 
 def blocks_of(
@@ -57,26 +61,28 @@ class Blocks:
     g: GraphBuilder
     rotation: tuple[int, int]
 
-    def trunk(self, *, with_hidden: bool) -> Graph:
-        """All layers and the output; see ``build``."""
+    def trunk(self, span: LayerSpan, *, with_hidden: bool) -> Graph:
+        """The layers of a span, and behind the last one the output; see ``build``."""
         config, g = self.config, self.g
         table = self.rope_table()
-        x = g.embed("token_embd.weight")
+        x = Stream.begin(g, config, span)
         n_attention = 0
-        for i, is_recurrent in enumerate(self.hybrid.is_recurrent):
-            h = g.norm(x, f"blk.{i}.attn_norm.weight", config.norm_eps)
-            if is_recurrent:
-                x = g.add(x, self._delta_net(f"blk.{i}.", h))
+        for i in span.layers:
+            h = g.norm(x.value, f"blk.{i}.attn_norm.weight", config.norm_eps)
+            if self.hybrid.is_recurrent[i]:
+                x = x.plus(self._delta_net(f"blk.{i}.", h))
             else:
-                x = g.add(x, self.attention(f"blk.{i}.", n_attention, h, table))
+                x = x.plus(self.attention(f"blk.{i}.", n_attention, h, table))
                 n_attention += 1
-            h = g.norm(x, f"blk.{i}.post_attention_norm.weight", config.norm_eps)
-            x = g.add(x, self.feed_forward(f"blk.{i}.", h))
-        hidden = g.norm(g.gather(x), "output_norm.weight", config.norm_eps)
+            h = g.norm(x.value, f"blk.{i}.post_attention_norm.weight", config.norm_eps)
+            x = x.plus(self.feed_forward(f"blk.{i}.", h))
+        if not span.is_last:
+            return x.hand_over()
+        hidden = g.norm(g.gather(x.value), "output_norm.weight", config.norm_eps)
         g.output(g.linear(hidden, self.output_weight))
         if with_hidden:
             # Once more, of all rows: what the logits are made of stays as it is without a head.
-            g.output(g.norm(x, "output_norm.weight", config.norm_eps))
+            g.output(g.norm(x.value, "output_norm.weight", config.norm_eps))
         return g.finish()
 
     @property

@@ -20,6 +20,7 @@ from pykvstream.gguf.metadata import Metadata
 from pykvstream.gguf.parse import Image
 from pykvstream.models import ModelConfig
 from pykvstream.models.hybrid_config import DeltaSize, ExpertSize, HybridConfig
+from pykvstream.models.span import LayerSpan
 from pykvstream.models.tensors import Shape, expected_shapes
 from pykvstream.runtime.target import Blueprint, TargetOptions
 
@@ -50,11 +51,20 @@ def cache_type(name: str) -> GgmlType:
 
 
 def kernel_keys(
-    file: GgufFile, config: ModelConfig, device: Device, options: TargetOptions, head_file: GgufFile | None = None
+    file: GgufFile,
+    config: ModelConfig,
+    device: Device,
+    options: TargetOptions,
+    head_file: GgufFile | None = None,
+    *,
+    span: LayerSpan | None = None,
 ) -> list[KernelKey]:
-    """What a model needs on a device, as far as it is not listed there yet; nothing of a device without kernels."""
+    """What a model needs on a device, as far as it is not listed there yet; nothing of a device without kernels.
+
+    ``span``: of a model that is cut, the layers of one part.
+    """
     known = len(device.kernels()) if isinstance(device, CudaDevice) else 0
-    Blueprint(file, config, device, options, declared=True, head_file=head_file).close()
+    Blueprint(file, config, device, options, declared=True, head_file=head_file, span=span).close()
     return [key for key, _ in device.kernels()][known:] if isinstance(device, CudaDevice) else []
 
 

@@ -1,8 +1,9 @@
 """What a model remembers of one sequence: keys and values in pages and, on hybrids, recurrent state.
 
 Both belong together: they are always at the same token. Keys and values can be cut anywhere; a state only within the
-rows that its log still holds, or by an image or a snapshot that was taken before.
-Holds: ``Context``, ``Checkpoint``.
+rows that its log still holds, or by an image or a snapshot that was taken before. Of a model that is cut every part
+remembers its own layers.
+Holds: ``Context``, ``PartContext``, ``Checkpoint``.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ class Checkpoint:
     image: NDArray[np.uint8] | None
 
 
-class Context:
-    """One sequence of a target. ``state`` is None where the model has no recurrent layers.
+class PartContext:
+    """One sequence in one part. ``state`` is None where that has no recurrent layers.
 
     ``kept``: snapshots of the state at earlier tokens of this very sequence. ``head``: what an MTP head knows of it.
     """
@@ -93,13 +94,17 @@ class Context:
         """Whether the first ``n_tokens`` tokens can be kept and the others dropped."""
         return self.state is None or n_tokens == 0 or n_tokens >= self.state.info.folded_tokens
 
-    def truncate(self, pager: Pager, n_tokens: int) -> None:
-        """Keep the first tokens. Raises ``NotFound``, and nothing has changed, where the state cannot follow."""
+    def require_keep(self, n_tokens: int) -> None:
+        """Raises ``NotFound`` where the state cannot follow."""
         if self.state is not None and not self.can_keep(n_tokens):
             raise NotFound(
                 f"cannot go back to {n_tokens} tokens: the recurrent state holds {self.state.info.folded_tokens} tokens"
                 f" and a log of the {self.state.info.pending_rows} behind them"
             )
+
+    def truncate(self, pager: Pager, n_tokens: int) -> None:
+        """Keep the first tokens. Raises ``NotFound``, and nothing has changed, where the state cannot follow."""
+        self.require_keep(n_tokens)
         self._cut(pager, n_tokens)
 
     def _cut(self, pager: Pager, n_tokens: int) -> None:
@@ -134,7 +139,7 @@ class Context:
         self.state.attach(self.seq)
         self._cut_head(checkpoint.n_tokens)
 
-    def fork(self, device: Device) -> Context:
+    def fork(self, device: Device) -> PartContext:
         """A context with the same tokens: pages are shared until one of the two writes, the state is copied.
 
         It has no ``head``.
@@ -145,7 +150,7 @@ class Context:
             if self.state is not None:
                 state = stack.enter_context(State(device, self.state.layers, self.state.info.log_rows))
                 self.state.copy_to(state)
-            child = Context(seq, state)
+            child = PartContext(seq, state)
             stack.pop_all()
             return child
 
@@ -165,3 +170,48 @@ class Context:
         if self.head is not None:
             self.head.close()
         self.seq.close()
+
+
+class Context:
+    """One sequence of a target, part by part. Between two passes all are at the same token."""
+
+    def __init__(self, parts: tuple[PartContext, ...]) -> None:
+        self.parts = parts
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens that every part has."""
+        return min(part.n_tokens for part in self.parts)
+
+    @property
+    def is_together(self) -> bool:
+        """Whether all parts are at the same token."""
+        return all(part.n_tokens == self.n_tokens for part in self.parts)
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether there is recurrent state."""
+        return any(part.state is not None for part in self.parts)
+
+    @property
+    def head(self) -> HeadContext | None:
+        """What the MTP head knows of it, which is with the last part."""
+        return self.parts[-1].head
+
+    def can_keep(self, n_tokens: int) -> bool:
+        """Whether the first ``n_tokens`` tokens can be kept and the others dropped."""
+        return all(part.can_keep(n_tokens) for part in self.parts)
+
+    def require_keep(self, n_tokens: int) -> None:
+        """Raises ``NotFound`` where they cannot."""
+        for part in self.parts:
+            part.require_keep(n_tokens)
+
+    def check_integrity(self) -> None:
+        """Recompute every invariant of the states that are not closed."""
+        for part in self.parts:
+            part.check_integrity()
+
+    @property
+    def closed(self) -> bool:
+        return all(part.closed for part in self.parts)

@@ -15,11 +15,13 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import reduce
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pykvstream.core.kv import PAGE_TOKENS, Bytes, KvLayer, Seq, Side, pack_rows, unpack_rows
+from pykvstream.core.state import cut_image, join_images
 from pykvstream.errors import Busy, FormatError, InvalidArgument
 from pykvstream.gguf import GgmlType, GgufFile
 from pykvstream.runtime.context import Context
@@ -73,7 +75,7 @@ def _identity(target: Target) -> dict[str, object]:
     del model["name"], model["n_ctx_train"]  # the same weights under another name read the same history
     caches = [
         {**asdict(layer), "flags": int(layer.flags), "record": record.version, "record_bytes": record.record_bytes}
-        for layer, record in zip(blueprint.layers, target.records, strict=True)
+        for layer, record in zip(target.layers, target.records, strict=True)
     ]
     own = {**model, "page_tokens": PAGE_TOKENS, "caches": caches, "weights": weights_digest(blueprint.file)}
     plain: dict[str, object] = json.loads(json.dumps(own))
@@ -100,16 +102,15 @@ def save_context(path: str | os.PathLike[str], target: Target, context: Context,
         "ran": _stretches(saved.ran),
         "kept": kept,
     }
-    state = [context.state.save().data] if context.state is not None and n_cached else []
     write_sections(
         path,
         {
             "setting": [json.dumps(setting).encode()],
             "tokens": [np.array(saved.tokens, "<u4").tobytes()],
             "messages": [_messages_json(saved.transcript)],
-            "state": state,
-            "kept": [target.kept_image(context, kept).data] if kept else [],
-            "pages": _records(context.seq, n_cached),
+            "state": _joined(_images(context)) if n_cached else [],
+            "kept": _joined(target.kept_images(context, kept)) if kept else [],
+            "pages": _records([part.seq for part in context.parts], n_cached),
             HEAD_SECTION: head_section(target, context, kept),
         },
         target.before_file,
@@ -154,10 +155,26 @@ def _plain(value: object) -> object:
     raise TypeError(f"{type(value).__name__} among them")
 
 
-def _records(seq: Seq, n_tokens: int) -> Iterator[memoryview]:
+def _images(context: Context) -> list[NDArray[np.uint8]]:
+    """Of the recurrent state in each part. Where the parts have folded other tokens, as after a failure between them,
+    all are folded: that changes no bit."""
+    states = [part.state for part in context.parts if part.state is not None]
+    if len({state.info.folded_tokens for state in states}) > 1:
+        for state in states:
+            state.fold()
+    return [state.save() for state in states]
+
+
+def _joined(images: Sequence[NDArray[np.uint8]]) -> list[memoryview]:
+    """One image of all layers, wherever the model was cut: files do not tell of that."""
+    return [reduce(join_images, images).data] if images else []
+
+
+def _records(seqs: Sequence[Seq], n_tokens: int) -> Iterator[memoryview]:
+    layers = [(seq, i, layer) for seq in seqs for i, layer in enumerate(seq.cache.layers)]
     for page in range(pages_of(n_tokens)):
         n_rows = min(n_tokens - page * PAGE_TOKENS, PAGE_TOKENS)
-        for i, layer in enumerate(seq.cache.layers):
+        for seq, i, layer in layers:
             published = seq.page(i, page).published_rows
             if published < n_rows:
                 raise Busy(f"page {page} of layer {i}: {published} of {n_rows} rows are in the history")
@@ -207,8 +224,8 @@ def _read_saved(file: SectionReader, target: Target, wanted: int | None) -> tupl
     n_cached = _int_of(file, setting, "n_cached", 0, n_tokens)
     seed = _int_of(file, setting, "seed", 0, _U64_MAX)
     n_forks = _int_of(file, setting, "n_forks", 0, _U64_MAX - 1)
-    ran = _read_ran(file, setting, n_cached, n_tokens) if target.blueprint.deltas else b""
-    kept = _int_of(file, setting, "kept", 0, n_cached if target.blueprint.deltas else 0)
+    ran = _read_ran(file, setting, n_cached, n_tokens) if target.is_recurrent else b""
+    kept = _int_of(file, setting, "kept", 0, n_cached if target.is_recurrent else 0)
     size = ctx_tokens if wanted is None else wanted
     require_int("ctx_size", size)
     if n_tokens > min(size, target.plan.ctx_tokens):
@@ -230,7 +247,7 @@ def _read_saved(file: SectionReader, target: Target, wanted: int | None) -> tupl
 
 def _check_state(file: SectionReader, target: Target, name: str, n_tokens: int) -> None:
     """Whether a section is about as long as the image of a state, or empty where there is none."""
-    most = target.blueprint.state_bytes + _LARGEST_STATE_HEAD if target.blueprint.deltas and n_tokens else 0
+    most = target.state_bytes + _LARGEST_STATE_HEAD if target.is_recurrent and n_tokens else 0
     if (most > 0) != (file.size(name) > 0) or file.size(name) > most:
         raise file.refusal(name, f"{file.size(name)} bytes behind {n_tokens} tokens, at most {most}")
 
@@ -283,31 +300,41 @@ def _int_of(file: SectionReader, setting: Mapping[str, object], key: str, least:
 
 
 def _load_history(file: SectionReader, target: Target, context: Context, n_cached: int, kept: int) -> None:
-    if len(_load_state(file, "kept", context, kept)):
+    if _load_state(file, "kept", context, kept):
         target.keep(context)
     if n_cached:
-        context.seq.append(n_cached)
-        context.seq.commit(n_cached)
+        for part in context.parts:
+            part.seq.append(n_cached)
+            part.seq.commit(n_cached)
     sizes = [record.record_bytes for record in target.records]
     n_pages = pages_of(n_cached)
-    slots = ((page, layer) for page in range(n_pages) for layer in range(len(sizes)))
+    layers = [(part.seq, i) for part in context.parts for i in range(len(part.seq.cache.layers))]
+    slots = ((page, *layer) for page in range(n_pages) for layer in layers)
     # The generator of pieces comes first, so that it is asked once more at the end, where it checks the digest.
-    for record, (page, layer) in zip(file.chunks("pages", sizes * n_pages), slots, strict=True):
-        context.seq.write_page(layer, page, record, min(n_cached - page * PAGE_TOKENS, PAGE_TOKENS))
-    if len(_load_state(file, "state", context, n_cached)) and context.state is not None:
-        context.state.attach(context.seq)
+    for record, (page, seq, i) in zip(file.chunks("pages", sizes * n_pages), slots, strict=True):
+        seq.write_page(i, page, record, min(n_cached - page * PAGE_TOKENS, PAGE_TOKENS))
+    if _load_state(file, "state", context, n_cached):
+        for part in context.parts:
+            if part.state is not None:
+                part.state.attach(part.seq)
     load_head(file, target, context, n_cached)
 
 
-def _load_state(file: SectionReader, name: str, context: Context, n_tokens: int) -> Bytes:
-    """Put an image in place of the state, which belongs to no sequence then."""
+def _load_state(file: SectionReader, name: str, context: Context, n_tokens: int) -> bool:
+    """Put an image in place of the states, which belong to no sequence then. Whether there was one."""
     image = file.read(name)
-    if context.state is None or len(image) == 0:
-        return image
-    try:
-        context.state.load(image)
-    except FormatError as error:
-        raise file.refusal(name, str(error)) from None
-    if context.state.info.position != n_tokens:
-        raise file.refusal(name, f"it is behind {context.state.info.position} tokens, not {n_tokens}")
-    return image
+    states = [part.state for part in context.parts if part.state is not None]
+    if not states or len(image) == 0:
+        return False
+    first = 0
+    for state in states:
+        n_layers = len(state.layers)
+        try:
+            # A state with all the layers takes the whole image, and refuses one with more.
+            state.load(image if len(states) == 1 else cut_image(image, first, n_layers))
+        except (FormatError, InvalidArgument) as error:
+            raise file.refusal(name, str(error)) from None
+        if state.info.position != n_tokens:
+            raise file.refusal(name, f"it is behind {state.info.position} tokens, not {n_tokens}")
+        first += n_layers
+    return True

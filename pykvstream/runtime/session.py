@@ -421,7 +421,7 @@ class TokenSession:
 
     def _ends(self, n_cached: int, n_tokens: int, phase: Phase, marks: Sequence[int]) -> frozenset[int]:
         """Where passes end so that a state can be kept: on the grid before marks and before a prompt's last token."""
-        if self._context.state is None or self._target.checkpoints is None:
+        if not (self._context.is_recurrent and self._target.keeps_states):
             return frozenset()
         lost = self._ran[n_cached:]
         runs = lost + bytes([phase.value]) * (n_tokens - n_cached - len(lost)) + bytes([Phase.DECODE.value])
@@ -444,7 +444,7 @@ class TokenSession:
 
     def _note(self, begin: int, end: int, phase: Phase) -> None:
         """Tokens were run."""
-        if self._context.state is not None:
+        if self._context.is_recurrent:
             self._meter.recomputed += max(min(len(self._ran), end) - begin, 0)
             self._ran[begin:end] = bytes([phase.value]) * (end - begin)
 
@@ -578,13 +578,12 @@ class TokenSession:
 
     def _stats(self) -> SessionStats:
         self._require_open()
-        plan = self._target.plan
         info = self._target.pager_info
         n_prefilled = self._meter.tokens[Phase.PREFILL]
         n_decoded = self._meter.tokens[Phase.DECODE] - (self.n_cached - self._n_kept)
         return SessionStats(
-            arena_bytes=plan.arena_bytes,
-            history_bytes=plan.shape.history_bytes(self._n_kept),
+            arena_bytes=self._target.arena_bytes,
+            history_bytes=self._target.history_bytes(self._n_kept),
             page_tokens=PAGE_TOKENS,
             resident_pages=info.resident_pages,
             ring_slots=info.ring_slots,

@@ -76,17 +76,18 @@ class Span:
 
 
 class Timeline:
-    """What is recorded of a device and of whoever uses it, from now to ``stop``."""
+    """What is recorded of devices and of whoever uses them, from now to ``stop``."""
 
-    def __init__(self, device: Device) -> None:
-        self._device = device
+    def __init__(self, *devices: Device) -> None:
+        self._devices = devices
         self._told: list[_Told] = []
         self._taken: list[NDArray[np.void]] = []
         self._n_taken = 0
         self._n_dropped = 0
-        self._n_unkept = 0
+        self._n_unkept = dict.fromkeys(devices, 0)
         self._is_on = True
-        keep_events(device, _DEVICE_EVENTS)
+        for device in devices:
+            keep_events(device, _DEVICE_EVENTS)
         self._begin_ns = time.monotonic_ns()
 
     @property
@@ -97,7 +98,7 @@ class Timeline:
     @property
     def n_lost(self) -> int:
         """Events that found no room."""
-        return self._n_dropped + self._n_unkept
+        return self._n_dropped + sum(self._n_unkept.values())
 
     def span(self, name: str, details: Mapping[str, object]) -> Span:
         """For ``with``: what the calling thread does."""
@@ -117,9 +118,13 @@ class Timeline:
             self._n_dropped += 1
 
     def drain(self) -> None:
-        """Take what the device has kept, so that it has room."""
+        """Take what the devices have kept, so that they have room."""
+        for device in self._devices:
+            self._drain(device)
+
+    def _drain(self, device: Device) -> None:
         while self._is_on:
-            events, self._n_unkept = take_events(self._device, _DEVICE_EVENTS // 16)
+            events, self._n_unkept[device] = take_events(device, _DEVICE_EVENTS // 16)
             if not len(events):
                 return
             kept = events[: max(MOST_EVENTS - self.n_events, 0)]
@@ -131,7 +136,8 @@ class Timeline:
         """Record nothing any more. A second call does nothing."""
         if self._is_on:
             self.drain()
-            keep_events(self._device, 0)
+            for device in self._devices:
+                keep_events(device, 0)
             self._is_on = False
 
     def events(self) -> Iterator[Event]:

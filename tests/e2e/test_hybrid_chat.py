@@ -64,7 +64,7 @@ def test_the_budget_counts_before_anything_is_allocated(path: Path, monkeypatch:
     with Model.open(path, checkpoint_mib=0, **options) as model:
         blueprint = model._target.blueprint
         need = blueprint.host_bytes(model.plan.arena_bytes)
-        assert model._target.checkpoints is None
+        assert not model._target.keeps_states
     memory = HostMemory(total=need, available=need)
     monkeypatch.setattr("pykvstream.runtime.opening.host_memory_available", lambda: memory)
     Model.open(path, checkpoint_mib=0, **options).close()

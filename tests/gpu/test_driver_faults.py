@@ -157,7 +157,7 @@ with Model.open(path, device="cuda", ctx_size=4000) as model:
     with model.session() as session:
         session.forward(list(range(300)) * 6, logits="all")
         session.forward([1, 2, 3], phase=Phase.DECODE)
-    report, info = model.report, model._device.info
+    report, info = model.report, model._target.parts[-1].device.info
     listed = report.arena_bytes + report.weight_bytes + report.stage_bytes + report.state_bytes
     beside = info.device_peak_bytes - listed
     print(beside, 0 < beside < CARD_RESERVE_BYTES // 16, info.memory_bytes == 8 << 30)

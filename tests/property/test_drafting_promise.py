@@ -85,7 +85,7 @@ def put(session: Session, drafter: Scripted) -> SpeculationParams:
 def left_behind(session: Session, folder: Path) -> bytes:
     """The whole conversation as a file: tokens, pages, recurrent state with all rows folded in."""
     session.truncate(len(session.tokens))
-    state = session._core._context.state
+    state = session._core._context.parts[0].state
     if state is not None:
         state.fold()
     session.save(folder / "session")

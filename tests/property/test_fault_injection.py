@@ -48,7 +48,7 @@ def load(path: Path, device: Device) -> Model:
         undo.callback(blueprint.close)
         target = Target(device, blueprint, blueprint.plan(1 << 40).smallest_bytes)
         undo.pop_all()
-        return Model(path, file, device, target)
+        return Model(path, file, target)
 
 
 @dataclass(frozen=True)

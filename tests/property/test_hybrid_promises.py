@@ -21,7 +21,7 @@ from pykvstream.engine import Session
 from pykvstream.errors import Busy, Cancelled, InvalidArgument, KvStreamError, NotFound
 from pykvstream.gguf import GgmlType, GgufFile
 from pykvstream.models import ModelConfig
-from pykvstream.runtime.context import Context
+from pykvstream.runtime.context import PartContext
 from pykvstream.runtime.session import TokenSession
 from pykvstream.runtime.target import Blueprint, Phase, Target, TargetOptions
 from tests.random_hybrid import Experts, HybridShape, write_random_hybrid
@@ -223,19 +223,19 @@ def test_an_interrupt_between_commit_and_accept_loses_nothing(
         expected = step(child).tobytes()
     with session.fork() as child:
         with monkeypatch.context() as patched:
-            patched.setattr(Context, "accept", interrupt)
+            patched.setattr(PartContext, "accept", interrupt)
             with pytest.raises(KeyboardInterrupt):
                 step(child)
         assert child.tokens == session.tokens
         assert step(child).tobytes() == expected
 
 
-def interrupt(context: Context, n_rows: int) -> None:
+def interrupt(context: PartContext, n_rows: int) -> None:
     raise KeyboardInterrupt
 
 
 def cut_behind_the_back_of_the_state(rig: Rig, session: TokenSession, n_tokens: int) -> None:
-    rig.target._pager.truncate(session._context.seq, n_tokens)
+    rig.target.parts[-1].pager.truncate(session._context.parts[0].seq, n_tokens)
 
 
 @pytest.mark.parametrize(

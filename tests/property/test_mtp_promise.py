@@ -145,7 +145,7 @@ def rows_of(session: Session) -> bytes:
         n_cached = session._core.n_cached
         head.catch_up(known, session.tokens, n_cached, CancelFlag())
         head.pager.publish_wait()
-        pages = b"".join(_records(known.seq, known.n_true))
+        pages = b"".join(_records([known.seq], known.n_true))
         return pages + head.pending(known, n_cached).tobytes() + bytes([known.base % 251])
 
 

@@ -50,8 +50,8 @@ def rig(path: Path) -> Iterator[Rig]:
 
 
 def store(rig: Rig) -> CheckpointStore:
-    assert rig.target.checkpoints is not None
-    return rig.target.checkpoints
+    assert rig.target.parts[0].checkpoints is not None
+    return rig.target.parts[0].checkpoints
 
 
 def bank(rig: Rig) -> Bank:
@@ -138,7 +138,7 @@ def test_ending_passes_for_checkpoints_changes_no_bit(path: Path) -> None:
     for budget, kept in ((0, ()), (None, ()), (None, marks)):
         with open_rig(path, ubatch=512, checkpoint_bytes=budget) as rig, closing(rig.session()) as session:
             found.append(session.forward(prompt, logits="all", marks=kept).tobytes())
-            places = sorted(session._context.kept)
+            places = sorted(session._context.parts[0].kept)
             expected = {(960, *(at // CHUNK_TOKENS * CHUNK_TOKENS for at in kept))} if budget is None else {()}
             assert {tuple(places)} == {tuple(sorted(set(each))) for each in expected}
     assert found[0] == found[1] == found[2]
@@ -197,7 +197,7 @@ def test_a_session_out_of_a_file_has_the_newest_snapshot_and_goes_on_alike(
         session.save(tmp_path / "saved", 1, 0, Transcript())
         loaded, _ = TokenSession.load(rig.target, tmp_path / "saved", None)
         with closing(loaded):
-            assert loaded.tokens == session.tokens and len(loaded._context.kept) == 1
+            assert loaded.tokens == session.tokens and len(loaded._context.parts[0].kept) == 1
             more = words(rng, 40)
             assert loaded.forward(more, phase=phase).tobytes() == talk.say(phase, more) == replayed(rig, talk.said)
 
@@ -239,12 +239,12 @@ def test_the_least_recently_used_makes_room_and_the_budget_holds(path: Path) -> 
             session.truncate(200)  # uses the one at 128
             assert session.n_cached == 128 and store(rig).n_kept == 1
             session.forward(tokens_of(9, 300), logits="none", marks=(260,))
-            assert sorted(session._context.kept) == [128, 256, 448]
+            assert sorted(session._context.parts[0].kept) == [128, 256, 448]
             session.truncate(500)
             for n in range(3):
                 other.forward(tokens_of(10 + n, 100), logits="none")
                 assert store(rig).n_kept == bank(rig).info.n_valid == 3
-            assert all(each.snapshot is None for each in session._context.kept.values())
+            assert all(each.snapshot is None for each in session._context.parts[0].kept.values())
             before = session.tokens, session.n_cached
             with pytest.raises(NotFound):
                 session.truncate(300)

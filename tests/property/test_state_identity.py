@@ -17,7 +17,7 @@ pytest.importorskip("pykvstream._ffi._native")
 
 from pykvstream.core.tape import CancelFlag
 from pykvstream.errors import Busy, InvalidArgument, KvStreamError, Stale
-from pykvstream.runtime.context import Context
+from pykvstream.runtime.context import Context, PartContext
 from pykvstream.runtime.session import TokenSession
 from pykvstream.runtime.target import Phase
 from tests.random_hybrid import HybridShape, write_random_hybrid
@@ -46,8 +46,9 @@ def said(rig: Rig, seed: int) -> TokenSession:
 
 def step(rig: Rig, seq_of: Context, state_of: Context, phase: Phase = Phase.DECODE) -> NDArray[np.float32]:
     """One row behind the keys and values of one context and the state of another."""
-    mixed = object.__new__(Context)
-    mixed.seq, mixed.state, mixed.head, mixed.kept = seq_of.seq, state_of.state, None, {}
+    part = object.__new__(PartContext)
+    part.seq, part.state, part.head, part.kept = seq_of.parts[0].seq, state_of.parts[0].state, None, {}
+    mixed = Context((part,))
     out = np.zeros((1, rig.target.n_vocab_rows), np.float32)
     rig.target.enter(phase)
     rig.target.run(mixed, np.array([5], np.uint32), np.array([0], np.uint32), out, CancelFlag())
@@ -81,9 +82,9 @@ def test_state_is_refused_when_its_own_sequence_was_rewritten_behind_its_back(ri
     """As many tokens as before, but others."""
     with closing(said(rig, 1)) as one:
         context = one._context
-        rig.target._pager.truncate(context.seq, N_TOKENS - 10)
-        rig.target._pager.begin(context.seq, 10)
-        rig.target._pager.end(10)
+        rig.target.parts[-1].pager.truncate(context.parts[0].seq, N_TOKENS - 10)
+        rig.target.parts[-1].pager.begin(context.parts[0].seq, 10)
+        rig.target.parts[-1].pager.end(10)
         assert context.n_tokens == N_TOKENS
         with pytest.raises(Stale):
             step(rig, context, context)
@@ -94,13 +95,13 @@ def test_state_is_refused_when_its_own_sequence_was_rewritten_behind_its_back(ri
 
 def test_accept_and_attach_refuse_another_sequence(rig: Rig) -> None:
     with closing(said(rig, 1)) as one, closing(rig.session()) as short:
-        state = one._context.state
+        state = one._context.parts[0].state
         assert state is not None
         short.forward(tokens_of(2, 10), logits="none")
         refused: list[Callable[[], None]] = [
-            lambda: state.accept(short._context.seq, 1),
-            lambda: state.truncate(short._context.seq, 10),
-            lambda: state.attach(short._context.seq),
+            lambda: state.accept(short._context.parts[0].seq, 1),
+            lambda: state.truncate(short._context.parts[0].seq, 10),
+            lambda: state.attach(short._context.parts[0].seq),
         ]
         for call in refused:
             before = state.info
@@ -112,13 +113,13 @@ def test_accept_and_attach_refuse_another_sequence(rig: Rig) -> None:
 
 def test_snapshot_of_another_conversation_is_refused_or_leaves_a_state_that_no_one_owns(rig: Rig) -> None:
     """Restoring takes the state away from its sequence, so that nobody can go on with it by mistake."""
-    store = rig.target.checkpoints
+    store = rig.target.parts[0].checkpoints
     assert store is not None
     with closing(said(rig, 1)) as one, closing(said(rig, 2)) as two:
-        at = max(two._context.kept)
-        state = one._context.state
-        assert state is not None and at == max(one._context.kept)
-        store.restore(two._context.kept, at, state)
+        at = max(two._context.parts[0].kept)
+        state = one._context.parts[0].state
+        assert state is not None and at == max(one._context.parts[0].kept)
+        store.restore(two._context.parts[0].kept, at, state)
         with pytest.raises(KvStreamError):
             step(rig, one._context, one._context)
         one.truncate(0)

@@ -182,7 +182,7 @@ def test_page_that_streams_before_it_is_published_is_found(streaming: TraceRig) 
 
 def test_page_that_is_evicted_while_it_is_written_to_history_is_found(streaming: TraceRig) -> None:
     streaming.device.plant(TraceFault.DROP_WAIT)
-    streaming.target._pager.forget()
+    streaming.target.parts[-1].pager.forget()
     streaming.decode(1)
     one_with(
         streaming.device.hazards(),
@@ -195,7 +195,7 @@ def test_page_that_is_evicted_while_it_is_written_to_history_is_found(streaming:
 
 
 def test_tail_that_is_written_while_it_is_brought_back_is_found(streaming: TraceRig) -> None:
-    streaming.target._pager.forget()
+    streaming.target.parts[-1].pager.forget()
     streaming.device.plant(TraceFault.DROP_WAIT)
     streaming.decode(1)
     one_with(

@@ -67,7 +67,7 @@ class Recorded:
 def recorded(model: Model, tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     """Two sessions that take turns, one of them drafting, over a history that streams."""
     where = tmp_path_factory.mktemp("recorded") / "trace.json"
-    before = model._device.info
+    before = model._target.parts[-1].device.info
     with model.trace(where) as timeline, model.session(seed=1) as drafted, model.session(seed=2) as plain:
         drafts = drafted.generate(PROMPT * 12, max_tokens=40, params=GREEDY, ignore_eos=True, speculation=DRAFTED)
         others = plain.generate(PROMPT * 4, max_tokens=40, params=GREEDY, ignore_eos=True)
@@ -81,7 +81,7 @@ def recorded(model: Model, tmp_path_factory: pytest.TempPathFactory) -> Recorded
         draft = drafted.stats.draft
         assert draft is not None
         timeline.drain()
-        after = model._device.info
+        after = model._target.parts[-1].device.info
     assert timeline.n_lost == 0
     read = json.loads(where.read_text())
     return Recorded(
