@@ -13,7 +13,7 @@
  * for the objects named. Outputs are written on success only.
  *
  * Read the parts in this order: base, device, arena, kv, span, ring, phase, pager, state, bank, tape, kernel,
- * interop, trace, timeline, noise.
+ * interop, trace, timeline, noise, candidates.
  */
 #ifndef KVSTREAM_H
 #define KVSTREAM_H
@@ -34,5 +34,6 @@
 #include "kvstream/trace.h"
 #include "kvstream/timeline.h"
 #include "kvstream/noise.h"
+#include "kvstream/candidates.h"
 
 #endif

@@ -40,11 +40,14 @@ class Costs:
 
 @dataclass(frozen=True)
 class Sequence:
-    """By the places of an answer: tokens of the head's draft that are right, of an n-gram draft, and its length."""
+    """By the places of an answer: tokens of the head's draft that are right, of an n-gram draft, and its length; and
+    how sure each drafter was of each token, from 0 to 1 (nothing known: empty)."""
 
     head: tuple[int, ...]
     proposed: tuple[int, ...]
     right: tuple[int, ...]
+    head_sure: tuple[tuple[float, ...], ...] = ()
+    sure: tuple[tuple[float, ...], ...] = ()
 
     def __len__(self) -> int:
         return len(self.head)
@@ -52,6 +55,10 @@ class Sequence:
     def possible(self, at: int) -> dict[str, int]:
         left = len(self) - at - 1
         return {NGRAM: min(self.proposed[at], left), HEAD: min(8, left)}
+
+    def how_sure(self, name: str, at: int) -> tuple[float, ...]:
+        told = self.head_sure if name == HEAD else self.sure
+        return told[at] if told else ()
 
     def n_right(self, name: str, at: int, depth: int) -> int:
         return min((self.head if name == HEAD else self.right)[at], depth)
@@ -61,11 +68,19 @@ def load(path: Path) -> tuple[Costs, dict[str, Sequence]]:
     found = json.loads(path.read_text(encoding="utf-8"))
     costs = found["costs"]
     passes = {int(rows): seconds for rows, seconds in costs["passes"].items()}
-    records = {
-        name: Sequence(*(tuple(int(digit, 36) for digit in record[key]) for key in ("head", "proposed", "right")))
-        for name, record in found["records"].items()
-    }
-    return Costs(passes, costs["begin"], costs["step"]), records
+    return Costs(passes, costs["begin"], costs["step"]), {name: _read(each) for name, each in found["records"].items()}
+
+
+def _read(record: dict[str, str]) -> Sequence:
+    head, proposed, right = (tuple(int(digit, 36) for digit in record[key]) for key in ("head", "proposed", "right"))
+    told = record["head_sure"]
+    width = len(told) // len(head)
+    head_sure = tuple(_sure(told[i : i + width]) for i in range(0, len(told), width))
+    return Sequence(head, proposed, right, head_sure, tuple(_sure(each) for each in record["sure"].split(",")))
+
+
+def _sure(digits: str) -> tuple[float, ...]:
+    return tuple((int(digit, 36) + 0.5) / 36 for digit in digits)
 
 
 def fixed(sequence: Sequence, costs: Costs, kind: str | None, depth: int) -> float:
@@ -82,23 +97,43 @@ def fixed(sequence: Sequence, costs: Costs, kind: str | None, depth: int) -> flo
     return seconds
 
 
-def controlled(sequence: Sequence, costs: Costs, noise: float = 0.0, seed: int = 0) -> tuple[float, Controller]:
-    """Seconds of an answer whose rounds a controller decides; what it is told of times is off by up to ``noise``."""
+def controlled(
+    sequence: Sequence, costs: Costs, noise: float = 0.0, seed: int = 0, *, with_sure: bool = True
+) -> tuple[float, Controller]:
+    """Seconds of an answer whose rounds a controller decides; what it is told of times is off by up to ``noise``.
+
+    ``with_sure``: it is told how sure the drafters are.
+    """
     rng = random.Random(seed)
     controller = Controller((NGRAM, HEAD), frozenset((HEAD,)))
+
+    def about(took: float) -> float:
+        return took * (1 + noise * rng.uniform(-1, 1))
+
     at, seconds = 0, 0.0
     while at < len(sequence):
-        decision = controller.decide(sequence.possible(at))
-        name, n = decision.drafter, decision.depth
+        possible = sequence.possible(at)
+        sure = {name: sequence.how_sure(name, at) if with_sure else () for name in (NGRAM, HEAD)}
+        decision = controller.decide(possible, {NGRAM: sure[NGRAM]})
+        name, n, n_made = decision.drafter, decision.depth, None
+        if name == HEAD:
+            is_open = with_sure and sure[HEAD] and controller.knows(HEAD) and not decision.is_probe
+            if is_open:
+                n = 1
+                while n < possible[HEAD] and controller.goes_on(HEAD, sure[HEAD][:n], possible[HEAD]):
+                    n += 1
+                n_made = n
+            drafting = costs.of_draft(HEAD, n)
+            controller.observe_draft(HEAD, n, about(drafting))
+            seconds += drafting
+            if is_open:
+                n = controller.worth(HEAD, sure[HEAD][:n])
         took = costs.of_pass(1 + n)
-        controller.observe_pass(1 + n, took * (1 + noise * rng.uniform(-1, 1)))
+        controller.observe_pass(1 + n, about(took))
         seconds += took
         n_right = 0
         if name is not None:
-            drafting = costs.of_draft(name, n)
-            controller.observe_draft(name, n, drafting * (1 + noise * rng.uniform(-1, 1)))
-            seconds += drafting
             n_right = sequence.n_right(name, at, n)
-            controller.observe(name, n, n_right)
+            controller.observe(name, n, n_right, sure[name][:n], n_made)
         at += 1 + n_right
     return seconds, controller

@@ -5,6 +5,7 @@ Holds: ``check``, through which the result of every C call that can fail passes.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from pykvstream._ffi import ffi, lib
@@ -36,10 +37,17 @@ def last_error(device: Any) -> str:
     return text
 
 
+@cache
+def _layout(kind: str) -> tuple[Any, int]:
+    """The type of a pointer to a struct, and the struct's size: looking them up takes longer than making one."""
+    return ffi.typeof(f"{kind} *"), ffi.sizeof(kind)
+
+
 def make_struct(kind: str, /, **fields: Any) -> Any:
     """A zeroed C struct with ``struct_size`` set, e.g. ``make_struct("kvs_device_desc", n_threads=2)``."""
-    struct = ffi.new(f"{kind} *")
-    struct.struct_size = ffi.sizeof(kind)
+    pointer, size = _layout(kind)
+    struct = ffi.new(pointer)
+    struct.struct_size = size
     for name, value in fields.items():
         setattr(struct, name, value)
     return struct

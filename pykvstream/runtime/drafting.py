@@ -73,8 +73,13 @@ class Steps:
             return self._choose(sampler, logits, position)
 
     def _choose(self, sampler: Sampler, logits: NDArray[np.float32], position: int) -> Choice:
-        expected = self._window.expected if self._window is not None and self._by_probability else None
+        expected = self._window.expected if self._window is not None else None
         if expected is None or self._window is None:
+            return sampler.choose(logits, position)
+        if not self._by_probability:
+            if self._window.shared is not None and self._chain is not None:
+                drafted_from = Distribution(*self._window.shared)
+                self._chain.observe_overlap(overlap(sampler.distribution(logits, position), drafted_from))
             return sampler.choose(logits, position)
         weights = self._window.weights
         if weights is None:

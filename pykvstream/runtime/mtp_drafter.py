@@ -11,11 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pykvstream.runtime.session import TokenSession
-from pykvstream.sampling import Distribution, Sampler
-from pykvstream.speculation import HEAD_DRAFTER, NO_DRAFT, Draft, SpeculationParams
+from pykvstream.sampling import Candidates, Distribution, Sampler, distribution_of, top_candidates
+from pykvstream.speculation import HEAD_DRAFTER, NO_DRAFT, Draft, GoesOn, SpeculationParams
 from pykvstream.speculation.drafter import Weights
 
 DEFAULT_N_MAX = 3
+SHARED_EVERY = 8
+"""Of so many drafts by the target's noise one comes with its distributions: they take time, and only measure."""
 _TOP = 10
 
 
@@ -32,6 +34,7 @@ class MtpDrafter:
         self._core = core
         self._params = params
         self._sampler: Sampler | None = None
+        self._n_drafts = 0
 
     def use(self, sampler: Sampler) -> None:
         """The next drafts are for this one's choices."""
@@ -52,34 +55,70 @@ class MtpDrafter:
 
     def draft(self, n_max: int) -> Draft:
         """Up to ``n_max`` tokens; fewer where the head is less sure of one than ``draft_p_min``."""
-        tokens: list[int] = []
-        weights: list[Weights] = []
+        return self._draft(n_max, None)
+
+    def draft_while(self, n_max: int, goes_on: GoesOn) -> Draft:
+        """As ``draft``, but after each token it is asked whether another one is wanted."""
+        return self._draft(n_max, goes_on)
+
+    def _draft(self, n_max: int, goes_on: GoesOn | None) -> Draft:
+        made = _Made(with_shared=self._n_drafts % SHARED_EVERY == 0)
+        self._n_drafts += 1
+        p_min = self._params.draft_p_min
+        own = n_max if self._params.is_auto else self._params.most_drafted or DEFAULT_N_MAX
+        most = min(n_max, own)
 
         def choose(logits: NDArray[np.float32], position: int) -> int | None:
-            token = self._choose(logits, position, weights)
-            if self._params.draft_p_min > 0.0 and top_probability(logits, token) < self._params.draft_p_min:
+            token, candidates = self._choose(logits, position, made)
+            if p_min > 0.0 and top_probability(logits, token) < p_min:
                 return None
-            tokens.append(token)
-            return token
+            made.tokens.append(token)
+            if goes_on is None:
+                return token
+            made.sure.append(sureness(logits, token, candidates))
+            return token if len(made.tokens) < most and goes_on(made.sure) else None
 
-        own = n_max if self._params.is_auto else self._params.most_drafted or DEFAULT_N_MAX
-        self._core.draft(min(n_max, own), choose)
-        if not tokens:
-            return NO_DRAFT
-        return Draft(tuple(tokens), tuple(weights[: len(tokens)]) if weights else None)
+        self._core.draft(most, choose)
+        return made.draft()
 
-    def _choose(self, logits: NDArray[np.float32], position: int, weights: list[Weights]) -> int:
+    def _choose(self, logits: NDArray[np.float32], position: int, made: _Made) -> tuple[int, Candidates | None]:
         sampler = self._sampler
         if sampler is None or self._params.draft_sampling == "greedy":
-            return int(logits.argmax())
+            return int(logits.argmax()), None
         if not self._params.is_probabilistic or sampler.params.is_greedy:
-            return sampler.choose(logits, position).token
+            token, candidates = sampler.pick(logits, position)
+            if candidates is not None and made.with_shared:
+                drawn = distribution_of(candidates, sampler.params.temperature)
+                made.shared.append((drawn.ids, drawn.weights))
+            return token, candidates
         drawn_from: Distribution = sampler.distribution(logits, position)
-        weights.append((drawn_from.ids, drawn_from.weights))
-        return sampler.draw_draft(drawn_from, position)
+        made.weights.append((drawn_from.ids, drawn_from.weights))
+        return sampler.draw_draft(drawn_from, position), None
 
     def judge(self, n_accepted: int) -> None:
         """The session drops the others."""
+
+
+class _Made:
+    """A draft in the making. A token that is left out may have left its distribution behind."""
+
+    def __init__(self, *, with_shared: bool) -> None:
+        self.with_shared = with_shared
+        self.tokens: list[int] = []
+        self.weights: list[Weights] = []
+        self.shared: list[Weights] = []
+        self.sure: list[float] = []
+
+    def draft(self) -> Draft:
+        n = len(self.tokens)
+        if n == 0:
+            return NO_DRAFT
+        return Draft(
+            tuple(self.tokens),
+            tuple(self.weights[:n]) if self.weights else None,
+            tuple(self.shared[:n]) if self.shared else None,
+            tuple(self.sure) if self.sure else None,
+        )
 
 
 def top_probability(logits: NDArray[np.float32], token: int) -> float:
@@ -88,3 +127,10 @@ def top_probability(logits: NDArray[np.float32], token: int) -> float:
     top = np.argpartition(-logits, n_top - 1)[:n_top]
     weights = np.exp(logits[top].astype(np.float64) - float(logits[top].max()))
     return float(weights[top == token].sum() / weights.sum())
+
+
+def sureness(logits: NDArray[np.float32], token: int, candidates: Candidates | None) -> float:
+    """The probability of a token among the best ten of the candidates, or of all where there are none."""
+    best = top_candidates(logits, _TOP) if candidates is None else candidates
+    weights = np.exp(best.logits[:_TOP] - best.logits[0])
+    return float(weights[best.ids[:_TOP] == token].sum() / weights.sum())

@@ -12,10 +12,11 @@ decides uses the platform's mathematics library or a sum whose order numpy may c
 from pykvstream.sampling.logprobs import Choice, top_logprobs
 from pykvstream.sampling.noise import fork_seed
 from pykvstream.sampling.params import LogitBias, SamplingParams
-from pykvstream.sampling.rejection import Distribution, overlap
+from pykvstream.sampling.rejection import Distribution, distribution_of, overlap
 from pykvstream.sampling.sampler import Sampler, SamplerState
+from pykvstream.sampling.truncation import Candidates, top_candidates
 
 __all__ = [
-    "Choice", "Distribution", "LogitBias", "Sampler", "SamplerState", "SamplingParams", "fork_seed", "overlap",
-    "top_logprobs",
+    "Candidates", "Choice", "Distribution", "LogitBias", "Sampler", "SamplerState", "SamplingParams", "distribution_of",
+    "fork_seed", "overlap", "top_candidates", "top_logprobs",
 ]  # fmt: skip

@@ -23,7 +23,7 @@ from pykvstream.sampling.noise import Noise, check_u64
 from pykvstream.sampling.params import SamplingParams
 from pykvstream.sampling.penalties import LogitAdjuster, TokenHistory
 from pykvstream.sampling.rejection import SMALLEST, Distribution, distribution_of, is_accepted, residual
-from pykvstream.sampling.truncation import truncate_row
+from pykvstream.sampling.truncation import Candidates, truncate_row
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +74,17 @@ class Sampler:
         """
         row, best = check_row(logits, self._n_vocab, check_u64("position", position))
         adjusted, best_adjusted = self._adjust(row, best, position)
-        token = best_adjusted if self._params.is_greedy else self._draw(adjusted, position)
+        token = best_adjusted if self._params.is_greedy else self._draw(adjusted, position)[0]
         return Choice(token, float(row[token]) - log_denominator(row, best))
+
+    def pick(self, logits: NDArray[np.float32], position: int) -> tuple[int, Candidates | None]:
+        """Return the token that ``choose`` would, and what it was drawn from; None without temperature.
+
+        The log probability, which no draft needs, is left out. Changes nothing; raises as ``choose``.
+        """
+        row, best = check_row(logits, self._n_vocab, check_u64("position", position))
+        adjusted, best_adjusted = self._adjust(row, best, position)
+        return (best_adjusted, None) if self._params.is_greedy else self._draw(adjusted, position)
 
     def judge(
         self, logits: NDArray[np.float32], position: int, drafted: int, drawn_from: Distribution | None = None
@@ -133,14 +142,14 @@ class Sampler:
     def _distribution(self, row: NDArray[np.float32], position: int) -> Distribution:
         return distribution_of(truncate_row(row, self._params, self._noise, position), self._params.temperature)
 
-    def _draw(self, row: NDArray[np.float32], position: int) -> int:
-        """Return the coupled choice among the candidates that pass the filters."""
+    def _draw(self, row: NDArray[np.float32], position: int) -> tuple[int, Candidates]:
+        """Return the coupled choice among the candidates that pass the filters, and these."""
         candidates = truncate_row(row, self._params, self._noise, position)
         # Relative to the best, so that a temperature near zero overflows only what could never win.
         with np.errstate(over="ignore"):
             scores = (candidates.logits - candidates.logits[0]) / self._params.temperature
         scores += self._noise.gumbel(position, candidates.ids)
-        return int(candidates.ids[scores == scores.max()].min())
+        return int(candidates.ids[scores == scores.max()].min()), candidates
 
     def accept(self, token: int) -> None:
         """Append a token, of the prompt or chosen, to the history that penalties and DRY read."""

@@ -17,12 +17,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from pykvstream.core.candidates import best_candidates
 from pykvstream.sampling.elementary import fixed_exp, fixed_log_of
 from pykvstream.sampling.noise import Noise
 from pykvstream.sampling.params import SamplingParams
 
 _LOWEST = np.finfo(np.float32).min
 _GROUP = 64
+# Above this many candidates sorting all that reach a bound is faster than a heap.
+_HEAP_AT_MOST = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,8 @@ def top_candidates(row: NDArray[np.float32], k: int, floor: float | None = None)
     Cutting by value and cutting by rank commute, so the floor of top-n-sigma, which comes first in the chain,
     may be applied to the few that top-k leaves.
     """
+    if floor is None and 0 < k <= min(row.size, _HEAP_AT_MOST):
+        return Candidates(*best_candidates(row, k))
     bound = _LOWEST
     if 0 < k < row.size:
         bound = max(bound, _kth_bound(row, k))

@@ -10,7 +10,7 @@ belongs to the runtime.
 from pykvstream.speculation.cached import NgramCache
 from pykvstream.speculation.chain import Chain, Window
 from pykvstream.speculation.counts import NgramCounts
-from pykvstream.speculation.drafter import NO_DRAFT, Draft, Drafter, Weights
+from pykvstream.speculation.drafter import NO_DRAFT, Draft, Drafter, GoesOn, StepDrafter, Weights
 from pykvstream.speculation.hashed import NgramMod
 from pykvstream.speculation.mapped import NgramMap
 from pykvstream.speculation.params import (
@@ -29,6 +29,6 @@ from pykvstream.speculation.stats import DrafterStats, DraftStats
 
 __all__ = [
     "DRAFTERS", "HEAD_DRAFTER", "NO_DRAFT", "SAMPLINGS", "Chain", "Draft", "DraftStats", "Drafter", "DrafterStats",
-    "ModSize", "NgramCache", "NgramCounts", "NgramMap", "NgramMod", "NgramSimple", "NgramSize", "SpeculationParams",
-    "Weights", "Window", "chain_of", "check_drafter", "make_drafters",
+    "GoesOn", "ModSize", "NgramCache", "NgramCounts", "NgramMap", "NgramMod", "NgramSimple", "NgramSize",
+    "SpeculationParams", "StepDrafter", "Weights", "Window", "chain_of", "check_drafter", "make_drafters",
 ]  # fmt: skip

@@ -64,28 +64,34 @@ class NgramCache:
             return NO_DRAFT
         text = self._tokens[-LONGEST:]
         drafted: list[int] = []
+        sure: list[float] = []
         while len(drafted) < min(N_DRAFT, n_max):
-            token = self._next(tuple(text))
-            if token is None:
+            found = self._next(tuple(text))
+            if found is None:
                 break
+            token, how_sure = found
             drafted.append(token)
+            sure.append(how_sure)
             text = [*text, token][-LONGEST:]
-        return Draft(tuple(drafted))
+        return Draft(tuple(drafted), sure=tuple(sure)) if drafted else NO_DRAFT
 
     def judge(self, n_accepted: int) -> None:
         """Nothing is learnt from a draft."""
 
-    def _next(self, text: tuple[int, ...]) -> int | None:
+    def _next(self, text: tuple[int, ...]) -> tuple[int, float] | None:
+        """The token that is likely enough, and its share of what was seen and of one more."""
         corpus = self._static.of(text[-STATIC_TOKENS:])
         for counts, thresholds in ((self._context, LAX), (self._dynamic, STRICT)):
             for n in range(len(text), 0, -1):
-                token = _likely(counts.of(text[-n:]), corpus, n, thresholds)
-                if token is not None:
-                    return token
+                found = _likely(counts.of(text[-n:]), corpus, n, thresholds)
+                if found is not None:
+                    return found
         return _likely(corpus, {}, STATIC_TOKENS, LAX)
 
 
-def _likely(followers: Mapping[int, int], corpus: Mapping[int, int], n: int, thresholds: _Thresholds) -> int | None:
+def _likely(
+    followers: Mapping[int, int], corpus: Mapping[int, int], n: int, thresholds: _Thresholds
+) -> tuple[int, float] | None:
     """The token whose count, weighed by the corpus, is largest, where it is seen often enough."""
     if not followers:
         return None
@@ -99,4 +105,4 @@ def _likely(followers: Mapping[int, int], corpus: Mapping[int, int], n: int, thr
     total = sum(followers.values())
     if total < fewest or 100 * followers[best] < least_percent * total:
         return None
-    return best
+    return best, followers[best] / (total + 1)

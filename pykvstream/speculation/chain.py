@@ -11,21 +11,23 @@ from dataclasses import dataclass
 from time import perf_counter
 
 from pykvstream.speculation.cached import NgramCache
-from pykvstream.speculation.controller import Controller
+from pykvstream.speculation.controller import Controller, Decision
 from pykvstream.speculation.counts import NgramCounts
-from pykvstream.speculation.drafter import NO_DRAFT, Draft, Drafter, Weights
+from pykvstream.speculation.drafter import NO_DRAFT, Draft, Drafter, StepDrafter, Weights
 from pykvstream.speculation.stats import DraftCounter, DraftStats, stats_of
 
 
 @dataclass(slots=True)
 class Window:
     """A draft that is being judged, token by token. ``drafter`` made it; ``n_taken`` of it were right so far, and the
-    next one was not where it ``is_refuted``."""
+    next one was not where it ``is_refuted``. ``n_made``: tokens that it had before it was cut, where its length was
+    decided token by token."""
 
     drafter: Drafter
     draft: Draft
     n_taken: int = 0
     is_refuted: bool = False
+    n_made: int | None = None
 
     @property
     def expected(self) -> int | None:
@@ -36,6 +38,12 @@ class Window:
     def weights(self) -> Weights | None:
         """What the expected token was drawn from; None where it was not drawn."""
         return None if self.draft.weights is None else self.draft.weights[self.n_taken]
+
+    @property
+    def shared(self) -> Weights | None:
+        """What the expected token was chosen among by the target's noise, where that is known."""
+        shared = self.draft.shared
+        return None if shared is None or self.n_taken == len(shared) else shared[self.n_taken]
 
 
 class Chain:
@@ -114,19 +122,37 @@ class Chain:
             elif not proposals and (draft := drafter.draft(n_max).cut(n_max)).tokens:
                 proposals[drafter.name] = draft
                 possible[drafter.name] = len(draft.tokens)
-        decision = controller.decide(possible)
+        sure = {name: draft.sure for name, draft in proposals.items() if draft.sure is not None}
+        decision = controller.decide(possible, sure)
         for drafter in self.drafters:
             if drafter.name == decision.drafter:
                 made = proposals.get(drafter.name, NO_DRAFT).cut(decision.depth)
+                n_made = None
                 if drafter.name in self._slow:
-                    started = perf_counter()
-                    made = drafter.draft(decision.depth)
-                    controller.observe_draft(drafter.name, decision.depth, perf_counter() - started)
+                    made, n_made = self._slow_draft(controller, drafter, decision, possible[drafter.name])
                 if len(made.tokens) >= max(self._n_min, 1):
                     self._counters[drafter.name].propose(len(made.tokens))
-                    return Window(drafter, made)
+                    return Window(drafter, made, n_made=n_made)
         self._n_without += 1
         return None
+
+    @staticmethod
+    def _slow_draft(
+        controller: Controller, drafter: Drafter, decision: Decision, possible: int
+    ) -> tuple[Draft, int | None]:
+        """A draft that took time, and how many tokens were made of it where that was decided on the way."""
+        name = drafter.name
+        started = perf_counter()
+        if decision.is_probe or not controller.knows(name) or not isinstance(drafter, StepDrafter):
+            made = drafter.draft(decision.depth)
+            controller.observe_draft(name, decision.depth, perf_counter() - started)
+            return made, None
+        made = drafter.draft_while(possible, lambda sure: controller.goes_on(name, sure, possible))
+        n_made = len(made.tokens)
+        if n_made == 0 or made.sure is None:
+            return made, None
+        controller.observe_draft(name, n_made, perf_counter() - started)
+        return made.cut(controller.worth(name, made.sure)), n_made
 
     def observe_pass(self, n_rows: int, seconds: float) -> None:
         """A pass that verified, or gave one token, took so long."""
@@ -134,7 +160,7 @@ class Chain:
             self._controller.observe_pass(n_rows, seconds)
 
     def observe_overlap(self, shared: float) -> None:
-        """A drawn token was judged; ``shared``: sum(min(p, q)) there."""
+        """A token was judged whose distribution is known; ``shared``: sum(min(p, q)) there."""
         self._n_judged += 1
         self._overlap += shared
 
@@ -153,7 +179,8 @@ class Chain:
         if self._controller is not None:
             # Of a draft that an answer's end cut short only what was judged counts.
             n_judged = len(window.draft.tokens) if window.is_refuted else window.n_taken
-            self._controller.observe(window.drafter.name, n_judged, window.n_taken)
+            n_made = window.n_made if n_judged == len(window.draft.tokens) else None
+            self._controller.observe(window.drafter.name, n_judged, window.n_taken, window.draft.sure or (), n_made)
 
     @property
     def ngram_counts(self) -> NgramCounts | None:

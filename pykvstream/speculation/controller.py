@@ -3,8 +3,13 @@
     tokens(n) = 1 + sum over i <= n of product over j <= i of a(j);  seconds(n) = pass(1 + n) + begin + n * step
 
 ``a(j)``: how often the token at index j of a drafter's drafts was right where those before it were, newer rounds
-counting more; an index that was never seen is taken to be like the one before it. Times are measured. Where nothing
-pays nothing is drafted. Once in a while a drafter that is not chosen is tried again, rarer the longer it has not paid.
+counting more; an index that was never seen is taken to be like the one before it. Where a drafter says how sure it is,
+``a(j)`` is how often tokens of which it was about as sure were right, with the index's share as the first guess.
+Of a drafter whose drafts take time, which can say so only token by token, it is decided beforehand whether it drafts,
+by what its rounds have brought, and after each token whether it goes on: while what further tokens promise is more than
+the rate of the round times what they cost. Of what was drafted, as much is verified as is best then.
+Times are measured. Where nothing pays nothing is drafted. Once in a while a drafter that is not chosen is tried again,
+rarer the longer it has not paid.
 Units: seconds; rows of a pass count the pending token, so that a draft of n tokens takes n + 1.
 Source: the throughput model of spec/model.md, appendix A.
 Holds: ``Controller``, which neither looks at a clock nor draws a number: the same observations give the same choices.
@@ -12,7 +17,8 @@ Holds: ``Controller``, which neither looks at a clock nor draws a number: the sa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 
@@ -32,6 +38,10 @@ _STALE_SEEN = 4.0
 _FADE = 0.8
 _LEARN = 0.1
 _FIRST_WAIT, _LONGEST_WAIT = 16, 384
+_SURE = (0.15, 0.3, 0.45, 0.6, 0.75, 0.9, 0.97)
+_SURE_FORGET = 0.97
+_SURE_PRIOR = 3.0
+_ROUND_PRIOR = 3.0
 
 
 @dataclass(slots=True)
@@ -51,8 +61,9 @@ class _Mean:
 
 @dataclass(slots=True)
 class _Record:
-    """What a drafter has brought, by index, and what a draft costs beside the pass. ``usual``: how often the first
-    token was right, over a longer time."""
+    """What a drafter has brought, by index and by how sure it was, and what a draft costs beside the pass. ``usual``:
+    how often the first token was right, over a longer time. ``rounds``, with ``tokens`` and ``spent`` seconds in them:
+    those whose length was decided token by token."""
 
     right: list[float] = field(default_factory=list)
     seen: list[float] = field(default_factory=list)
@@ -60,8 +71,13 @@ class _Record:
     usual: float = _FIRST_GUESS
     wait: int = _FIRST_WAIT
     until_probe: int = _SOON
+    sure_right: list[float] = field(default_factory=lambda: [0.0] * (len(_SURE) + 1))
+    sure_seen: list[float] = field(default_factory=lambda: [0.0] * (len(_SURE) + 1))
+    rounds: float = 0.0
+    tokens_in_rounds: float = 0.0
+    spent: float = 0.0
 
-    def observe(self, n_drafted: int, n_right: int) -> None:
+    def observe(self, n_drafted: int, n_right: int, sure: Sequence[float]) -> None:
         if n_drafted > 0:
             self.usual += _LEARN * ((1.0 if n_right > 0 else 0.0) - self.usual)
         for i in range(min(n_right + 1, n_drafted)):
@@ -70,12 +86,21 @@ class _Record:
                 self.right.append(0.0)
             self.seen[i] = _FORGET * self.seen[i] + 1.0
             self.right[i] = _FORGET * self.right[i] + (1.0 if i < n_right else 0.0)
+            if i < len(sure):
+                at = bisect_right(_SURE, sure[i])
+                self.sure_seen[at] = _SURE_FORGET * self.sure_seen[at] + 1.0
+                self.sure_right[at] = _SURE_FORGET * self.sure_right[at] + (1.0 if i < n_right else 0.0)
         if n_right == n_drafted:
             # All was right: what once kept drafts from going further may be over.
             for i in range(n_drafted, len(self.seen)):
                 self.seen[i] *= _FADE
                 self.right[i] *= _FADE
 
+    def observe_round(self, n_tokens: int, seconds: float) -> None:
+        """A round whose length was decided token by token gave so many tokens."""
+        self.rounds = _FORGET * self.rounds + 1.0
+        self.tokens_in_rounds = _FORGET * self.tokens_in_rounds + n_tokens
+        self.spent = _FORGET * self.spent + seconds
 
     def fade(self) -> None:
         """What was seen long ago says no more than a few rounds of now."""
@@ -83,16 +108,32 @@ class _Record:
             share = min(1.0, _STALE_SEEN / seen) if seen > 0.0 else 1.0
             self.seen[i] *= share
             self.right[i] *= share
+        share = min(1.0, _STALE_SEEN / self.rounds) if self.rounds > 0.0 else 1.0
+        self.rounds, self.tokens_in_rounds, self.spent = (
+            share * each for each in (self.rounds, self.tokens_in_rounds, self.spent)
+        )
 
-    def tokens(self, depth: int) -> list[float]:
+    def tokens(self, depth: int, sure: Sequence[float] = ()) -> list[float]:
         """Expected tokens of a round by the length of its draft."""
         expected, likely, before = [1.0], 1.0, self.usual
         for i in range(depth):
             right, seen = (self.right[i], self.seen[i]) if i < len(self.seen) else (0.0, 0.0)
             before = (right + _PRIOR_WEIGHT * before) / (seen + _PRIOR_WEIGHT)
-            likely *= before
+            likely *= self._likely(before, sure[i]) if i < len(sure) else before
             expected.append(expected[-1] + likely)
         return expected
+
+    def _likely(self, usual: float, sure: float) -> float:
+        """How often a token is right of which the drafter is so sure, at an index where ``usual`` of them are."""
+        at = bisect_right(_SURE, sure)
+        return (self.sure_right[at] + _SURE_PRIOR * usual) / (self.sure_seen[at] + _SURE_PRIOR)
+
+    def rate(self, tokens: float, seconds: float) -> float:
+        """Tokens per second of rounds that were decided token by token; by indices a round gives ``tokens`` in
+        ``seconds``, which stands for a few rounds of them."""
+        if self.rounds == 0.0:
+            return tokens / seconds
+        return (self.tokens_in_rounds + _ROUND_PRIOR * tokens) / (self.spent + _ROUND_PRIOR * seconds)
 
     def draft_seconds(self, depth: int) -> float:
         """Of making a draft; in between and beyond what was measured along a line."""
@@ -143,6 +184,7 @@ class Controller:
         self._records = {name: _Record() for name in order}
         self._passes: dict[int, _Mean] = {}
         self._is_idle = False
+        self._rate = 0.0  # that the newest round promised
         self.chosen: dict[str, int] = dict.fromkeys((*order, "none"), 0)
 
     def fork(self) -> Controller:
@@ -151,28 +193,50 @@ class Controller:
         child._records, child._passes = deepcopy(self._records), deepcopy(self._passes)
         return child
 
+    def knows(self, name: str) -> bool:
+        """Whether a draft of this drafter has been timed."""
+        return bool(self._records[name].seconds)
+
     def pass_seconds(self, n_rows: int) -> float:
         """What a pass of so many rows takes; 0 before any was measured."""
         return _along(self._passes, n_rows, _SLOPE_GUESS)
 
-    def decide(self, possible: Mapping[str, int]) -> Decision:
-        """``possible``: how many tokens each drafter could draft in this round."""
-        decision = self._decide(possible)
+    def decide(self, possible: Mapping[str, int], sure: Mapping[str, Sequence[float]] | None = None) -> Decision:
+        """``possible``: how many tokens each drafter could draft in this round; ``sure``: how sure it is of each, where
+        that is known beforehand."""
+        decision = self._decide(possible, sure or {})
         self.chosen[decision.drafter or "none"] += 1
         return decision
 
-    def _decide(self, possible: Mapping[str, int]) -> Decision:
+    def goes_on(self, name: str, sure: Sequence[float], possible: int) -> bool:
+        """Whether a draft whose tokens are so sure is worth another step, up to ``possible`` tokens in all."""
+        n, record = len(sure), self._records[name]
+        tokens = record.tokens(possible, sure)
+        before = self.pass_seconds(1 + n) + record.draft_seconds(n)
+        return any(
+            tokens[m] - tokens[n] > self._rate * (self.pass_seconds(1 + m) + record.draft_seconds(m) - before)
+            for m in range(n + 1, possible + 1)
+        )
+
+    def worth(self, name: str, sure: Sequence[float]) -> int:
+        """How many tokens of a draft are worth verifying, one at least."""
+        tokens = self._records[name].tokens(len(sure), sure)
+        gains = [tokens[n] - self._rate * self.pass_seconds(1 + n) for n in range(1, len(sure) + 1)]
+        return 1 + gains.index(max(gains))
+
+    def _decide(self, possible: Mapping[str, int], sure: Mapping[str, Sequence[float]]) -> Decision:
         plain = self.pass_seconds(1)
         if plain <= 0.0:
             return NOTHING
         best, best_rate = NOTHING, _MARGIN / plain
         for name, record in self._records.items():
             depth = self._most(name, possible, MOST_DEPTH)
-            for n, tokens in enumerate(record.tokens(depth)):
-                rate = tokens / (self.pass_seconds(1 + n) + record.draft_seconds(n)) if n else 0.0
+            for n, tokens in enumerate(record.tokens(depth, sure.get(name, ()))):
+                seconds = self.pass_seconds(1 + n) + record.draft_seconds(n)
+                rate = record.rate(tokens, seconds) if n else 0.0
                 if rate > best_rate:
                     best, best_rate = Decision(name, n), rate
-        self._is_idle = best.drafter is None
+        self._is_idle, self._rate = best.drafter is None, best_rate
         if best.drafter is not None:
             record = self._records[best.drafter]
             record.wait, record.until_probe = _FIRST_WAIT, _FIRST_WAIT
@@ -196,10 +260,15 @@ class Controller:
                 return Decision(name, depth, is_probe=True)
         return None
 
-    def observe(self, name: str, n_drafted: int, n_right: int) -> None:
-        """A draft was judged. Where nothing pays and a trial was right, the next round tries again."""
+    def observe(
+        self, name: str, n_drafted: int, n_right: int, sure: Sequence[float] = (), n_made: int | None = None
+    ) -> None:
+        """A draft was judged, of whose tokens the drafter was so sure. Where nothing pays and a trial was right, the
+        next round tries again. ``n_made``: tokens that were made, where that was decided token by token."""
         record = self._records[name]
-        record.observe(n_drafted, n_right)
+        record.observe(n_drafted, n_right, sure)
+        if n_made is not None:
+            record.observe_round(1 + n_right, self.pass_seconds(1 + n_drafted) + record.draft_seconds(n_made))
         if self._is_idle and n_right == n_drafted > 0:
             record.wait, record.until_probe = _FIRST_WAIT, 0
 

@@ -27,8 +27,9 @@ class DraftStats:
     ``tokens_per_round``: accepted ones and the one that the pass itself gives.
     ``depth_histogram``: entry i is how many drafts had i tokens; those of none cost no pass and stand at 0.
     ``decided``: rounds for which a controller chose each drafter, or ``none``; None without a controller.
-    ``coupled_bound``: of drafts that were drawn, the mean of sum(min(p, q)) over the tokens that were judged: the share
-    that is accepted by probability, and which equal choices by one noise stay below. None where none were drawn.
+    ``coupled_bound``: of drafts by an MTP head at a temperature, the mean of sum(min(p, q)) over the tokens that were
+    judged, p what the target chose from and q what the draft did: the share that is accepted by probability, and at
+    best by equal choices of one noise. Of drafts by the target's noise every eighth is measured. None where none was.
     """
 
     rounds: int

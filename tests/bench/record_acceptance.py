@@ -5,7 +5,9 @@
 An answer is the same whatever is drafted, so one record says what any choice of drafter and depth would have brought:
 ``tests/replay.py`` plays choices through it. For each place of the answer three characters, in base 36: how many of
 up to 8 tokens of the MTP head are right (``head``), how many an n-gram drafter proposes and how many of these are
-right (``proposed``, ``right``; at most 16). With the records come costs: seconds of a pass by its rows, of a draft's
+right (``proposed``, ``right``; at most 16). ``head_sure`` and ``sure`` say how sure the drafter was of each token, in
+36ths: 8 digits for each place, and one for each proposed token with a comma behind each place. With the records come
+costs: seconds of a pass by its rows, of a draft's
 step, and of beginning a draft; best times of this machine.
 """
 
@@ -23,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pykvstream import Model, NgramSize, Phase, SamplingParams, Session, SpeculationParams
+from pykvstream.runtime.mtp_drafter import sureness
 from pykvstream.sampling import Sampler, SamplerState
 from pykvstream.speculation import chain_of
 
@@ -85,6 +88,7 @@ def record(model: Model, task: Task, n_tokens: int) -> dict[str, str]:
             part = ()
         tokens = session.tokens
     head, proposed, right = [], [], []
+    head_sure, sure = [], []
     chain = chain_of(NGRAMS, model.tokenizer.n_vocab)
     chain.begin(prompt)
     samplers = {id(params): Sampler(params, seed=1, n_vocab=model.tokenizer.n_vocab) for params in task.parts}
@@ -98,28 +102,41 @@ def record(model: Model, task: Task, n_tokens: int) -> dict[str, str]:
             chain.observe((tokens[at],))
             for sampler in samplers.values():
                 sampler.accept(tokens[at])
-            head.append(common(drafts(session, samplers[id(params)]), tokens[at + 1 :]))
+            guessed, how_sure = drafts(session, samplers[id(params)])
+            head.append(common(guessed, tokens[at + 1 :]))
+            head_sure.append(digits(how_sure).ljust(DEPTH, "0"))
             window = chain.draft(LONGEST)
             draft = () if window is None else window.draft.tokens
             proposed.append(len(draft))
+            sure.append(digits(() if window is None else window.draft.sure or (1.0,) * len(draft)))
             right.append(common(draft, tokens[at + 1 :]))
             if window is not None:
                 window.n_taken = right[-1]
                 chain.close(window)
             session._core.forward((), phase=Phase.DECODE)
     rows = {"head": head, "proposed": proposed, "right": right}
-    return {name: "".join(DIGITS[n] for n in row) for name, row in rows.items()}
+    told = {name: "".join(DIGITS[n] for n in row) for name, row in rows.items()}
+    return {**told, "head_sure": "".join(head_sure), "sure": ",".join(sure)}
 
 
-def drafts(session: Session, sampler: Sampler) -> list[int]:
+def drafts(session: Session, sampler: Sampler) -> tuple[list[int], list[float]]:
+    """What the head drafts, and how sure it is of each."""
     found: list[int] = []
+    sure: list[float] = []
 
     def choose(logits: NDArray[np.float32], position: int) -> int:
-        found.append(sampler.choose(logits, position).token)
-        return found[-1]
+        token, candidates = sampler.pick(logits, position)
+        found.append(token)
+        sure.append(sureness(logits, token, candidates))
+        return token
 
     session._core.draft(DEPTH, choose)
-    return found
+    return found, sure
+
+
+def digits(sure: Sequence[float]) -> str:
+    """36ths, rounded down."""
+    return "".join(DIGITS[min(int(36 * each), 35)] for each in sure)
 
 
 def common(a: Sequence[int], b: Sequence[int]) -> int:
@@ -143,7 +160,7 @@ def costs(model: Model) -> dict[str, object]:
             for n in steps:
                 session._core.push(100)
                 started = time.perf_counter()
-                session._core.draft(n, lambda logits, position: sampler.choose(logits, position).token)
+                session._core.draft(n, lambda logits, position: sampler.pick(logits, position)[0])
                 steps[n] = min(steps[n], time.perf_counter() - started)
                 session.truncate(n_tokens)
     step = (steps[5] - steps[1]) / 4

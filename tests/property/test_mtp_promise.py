@@ -16,8 +16,10 @@ import pytest
 from pykvstream import Model, NgramSize, SamplingParams, Session, SpeculationParams
 from pykvstream.core.tape import CancelFlag
 from pykvstream.errors import FormatError, InvalidArgument, KvStreamError, Unsupported
+from pykvstream.runtime import mtp_drafter
 from pykvstream.runtime.mtp_drafter import top_probability
 from pykvstream.runtime.saving import _records
+from pykvstream.runtime.session import Chooser
 from pykvstream.runtime.session_file import SECTIONS, SectionReader, write_sections
 from pykvstream.runtime.target import Phase
 from pykvstream.speculation import HEAD_DRAFTER
@@ -263,6 +265,61 @@ def test_probabilities_are_those_among_ten() -> None:
     assert top_probability(logits, 2) == pytest.approx(weights[0] / weights.sum())
     assert top_probability(logits, 1) == 0.0
     assert top_probability(logits[:3], 2) == pytest.approx(1 / (1 + np.exp(-1) + np.exp(-2)))
+
+
+def softmax(logits: np.ndarray, temperature: float) -> np.ndarray:
+    weights = np.exp((logits.astype(np.float64) - logits.max()) / temperature)
+    return weights / weights.sum()
+
+
+@pytest.mark.parametrize("every", [1, 8])
+def test_the_coupled_bound_is_the_mean_overlap_of_both_distributions(
+    model: Model, monkeypatch: pytest.MonkeyPatch, every: int
+) -> None:
+    """Written down anew: of each token that was judged in a draft that is measured, sum(min(p, q)) by softmax."""
+    monkeypatch.setattr(mtp_drafter, "SHARED_EVERY", every)
+    params = SamplingParams(temperature=0.9, top_k=0, top_p=1.0, min_p=0.0)
+    drafts: list[dict[int, tuple[int, np.ndarray]]] = []
+    with model.session(seed=3) as session:
+        drafted = session._core.draft
+
+        def spy(n_max: int, choose: Chooser) -> None:
+            told: dict[int, tuple[int, np.ndarray]] = {}
+            drafts.append(told)
+
+            def seen(logits: np.ndarray, position: int) -> int | None:
+                token = choose(logits, position)
+                assert token is not None
+                told[position] = token, logits.copy()
+                return token
+
+            drafted(n_max, seen)
+
+        monkeypatch.setattr(session._core, "draft", spy)
+        n_prompt = len(model.tokenizer.encode(PROMPT))
+        pieces = session.generate(
+            PROMPT, max_tokens=120, params=params, ignore_eos=True, speculation=speculation(draft_n_max=3)
+        )
+        said = {n_prompt + i: (piece.token, piece.logits.copy()) for i, piece in enumerate(pieces)}
+        draft = session.stats.draft
+    overlaps = []
+    for told in drafts[::every]:
+        for position, (token, logits) in told.items():
+            if position not in said:
+                break
+            overlaps.append(np.minimum(softmax(logits, 0.9), softmax(said[position][1], 0.9)).sum())
+            if said[position][0] != token:
+                break
+    assert draft is not None and len(overlaps) > 10
+    assert draft.coupled_bound == pytest.approx(np.mean(overlaps), rel=1e-9)
+    assert 0.0 < draft.coupled_bound < 1.0
+
+
+def test_without_temperature_there_is_no_coupled_bound(model: Model) -> None:
+    with model.session(seed=3) as session:
+        listen(session, PROMPT, 30, GREEDY, speculation(), ignore_eos=True)
+        draft = session.stats.draft
+    assert draft is not None and draft.rounds > 0 and draft.coupled_bound is None
 
 
 def test_hidden_rows_are_those_of_each_token(model: Model) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from pykvstream.core.candidates import best_candidates
 from pykvstream.core.noise import noise_gumbel, noise_words
 from pykvstream.errors import InvalidArgument, NumericError
 from pykvstream.sampling import (
@@ -90,6 +91,22 @@ def test_noise_has_the_bits_of_its_slow_twin(stream: int) -> None:
     tokens = np.concatenate([np.arange(500), np.array([49_151, 248_319, (1 << 32) - 1])])
     for seed, number in ((0, 0), (7, 1), ((1 << 64) - 1, (1 << 64) - 1), (1 << 33, 3 << 40)):
         assert noise_gumbel(seed, number, stream, tokens).tolist() == slow_gumbel(seed, number, stream, tokens).tolist()
+
+
+@pytest.mark.parametrize("k", [1, 2, 40, 255, 256, 300])
+def test_the_best_candidates_are_those_of_a_whole_sort(k: int) -> None:
+    rng = np.random.default_rng(k)
+    rows = [rng.standard_normal(n).astype(np.float32) for n in (300, 1000, 50_000)]
+    rows += [np.round(row * 4) / np.float32(4) for row in rows]  # ties, and zeros of both signs
+    rows += [np.full(300, -np.inf, np.float32), np.arange(400, dtype=np.float32), -np.arange(400, dtype=np.float32)]
+    rows[-3][[7, 299]] = [-F32_MAX, 1.0]
+    for row in rows:
+        finite = np.flatnonzero(row > -np.inf)
+        order = finite[np.lexsort((finite, -row[finite].astype(np.float64)))][:k]
+        found = top_candidates(row, k)
+        for ids, logits in (best_candidates(row, k), (found.ids, found.logits)):
+            assert ids.tolist() == order.tolist()
+            assert logits.tobytes() == row[order].astype(np.float64).tobytes()
 
 
 def test_exp_and_log_have_the_bits_of_their_slow_twins() -> None:
