@@ -266,6 +266,8 @@ def stats_table(stats: SessionStats) -> Table:
         table.add_row("verify passes", f"{stats.draft.rounds:,} of {stats.draft.tokens_per_round:.2f} tokens each")
         for name, each in stats.draft.by_drafter.items():
             table.add_row(name, f"{each.accepted:,} of {each.proposed:,} accepted, {each.rounds:,} passes")
+        if stats.draft.coupled_bound is not None:
+            table.add_row("sum of min(p, q)", f"{stats.draft.coupled_bound:.3f}")
         if stats.draft.by_index:
             table.add_row("accepted by index", " ".join(f"{share:.2f}" for share in stats.draft.by_index[:_INDICES]))
     return table

@@ -101,12 +101,16 @@ class Sampler:
         adjusted, _ = self._adjust(row, best, position)
         p = self._distribution(adjusted, position)
         q = Distribution.certain(drafted) if drawn_from is None else drawn_from
-        token = drafted
-        if not is_accepted(p, q, drafted, self._noise.accept_uniform(position)):
-            left = residual(p, q)
-            scores = fixed_log(left.weights) + self._noise.gumbel(position, left.ids)
-            token = int(left.ids[scores == scores.max()].min())
+        token = self.settle(p, q, drafted, position)
         return Choice(token, float(row[token]) - log_denominator(row, best))
+
+    def settle(self, p: Distribution, q: Distribution, drafted: int, position: int) -> int:
+        """Return the drafted token, drawn from ``q``, or another one, so that the result is drawn from ``p``."""
+        if is_accepted(p, q, drafted, self._noise.accept_uniform(position)):
+            return drafted
+        left = residual(p, q)
+        scores = fixed_log(left.weights) + self._noise.gumbel(position, left.ids)
+        return int(left.ids[scores == scores.max()].min())
 
     def distribution(self, logits: NDArray[np.float32], position: int) -> Distribution:
         """Return what ``choose`` draws from at ``position``; raises as it does."""

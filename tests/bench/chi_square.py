@@ -2,10 +2,11 @@
 
     python tests/bench/chi_square.py [--draws 1000000] [--seed 1]
 
-Draws are shared out among the cases. Of each: what ``Sampler.judge`` emits at that many positions, its chi-square
-against the exact distribution with the probability of a larger one, the share of drafts that stayed beside
-sum(min(p, q)), and beside both the share that the coupled choice would have kept. Ends with 1 where a probability is
-below 1 in 10,000.
+Draws are shared out among the cases. Of each: what is emitted at that many positions, its chi-square against the
+exact distribution with the probability of a larger one, the share of drafts that stayed beside sum(min(p, q)), and
+beside both the share that the coupled choice would have kept. The state is one: its distribution is made once, each
+draw is the rest of ``Sampler.judge``, and every hundredth is compared with the whole. Ends with 1 where a probability
+is below 1 in 10,000.
 """
 
 from __future__ import annotations
@@ -69,11 +70,14 @@ def run(case: Case, n_draws: int, seed: int) -> float:
         sampler.accept(token)
     p, q = sampler.distribution(logits, 0), sampler.distribution(guessed, 0)
     best = int(q.ids[q.weights.argmax()])
+    drawn_from = q if case.is_drawn else Distribution.certain(best)
     counts = np.zeros(N_VOCAB, np.int64)
     n_stayed = n_coupled = 0
     for position in range(n_draws):
         drafted = sampler.draw_draft(q, position) if case.is_drawn else best
-        token = sampler.judge(logits, position, drafted, q if case.is_drawn else None).token
+        token = sampler.settle(p, drawn_from, drafted, position)
+        if position % 100 == 0:
+            assert token == sampler.judge(logits, position, drafted, q if case.is_drawn else None).token
         counts[token] += 1
         n_stayed += token == drafted
         if position % 10 == 0:

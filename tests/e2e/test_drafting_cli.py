@@ -59,6 +59,24 @@ def test_a_drafted_answer_is_the_plain_one(
     assert sum(each["accepted"] for each in draft["by_drafter"].values()) == draft["accepted"]
 
 
+FIGURES = {
+    "rounds", "proposed", "accepted", "by_index", "tokens_per_round", "depth_histogram", "by_drafter", "decided",
+    "coupled_bound",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("sampling", ["coupled", "greedy", "probabilistic"])
+def test_every_figure_of_drafting_is_reported(answer: Answer, sampling: str) -> None:
+    argv = ("--temp", "0.8", "--spec-type", "draft-mtp", "--spec-draft-n-max", "3", "--spec-draft-sampling", sampling)
+    draft = answer("demo-hybrid", *argv)["stats"]["draft"]
+    assert set(draft) == FIGURES
+    assert len(draft["by_index"]) == 3 == len(draft["depth_histogram"]) - 1
+    assert draft["tokens_per_round"] == pytest.approx(1 + draft["accepted"] / draft["rounds"])
+    # Of drafts that are not drawn there is no distribution to compare.
+    assert (draft["coupled_bound"] is None) == (sampling == "greedy")
+    assert draft["coupled_bound"] is None or 0.0 < draft["coupled_bound"] <= 1.0
+
+
 def test_probabilistic_drafting_answers_and_reports(answer: Answer) -> None:
     first = answer("demo-hybrid", "--temp", "0.8", *ALL, "--spec-draft-sampling", "probabilistic")
     assert first["stats"]["draft"]["rounds"] > 0 and len(first["tokens"]) == 60
