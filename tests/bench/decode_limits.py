@@ -4,8 +4,9 @@
 
 Per model: bytes and values of its weight matrices by type, bytes of recurrent state; per type the rate of dot products
 with panels that stay in the cache. Plain reading of as many bytes takes turns with tokens. A type is bound by the
-slower of reading and dot products, the state by reading, and a model's limit is the sum; best times are set beside the
-best reading, medians beside the median.
+slower of reading and dot products, the state by reading, and a model's limit is the sum. Best times are set beside the
+best reading, medians beside the median, and `in turn` the median token of each turn beside its own readings: what else
+the machine does changes within seconds, and both halves of a turn meet the same of it.
 Units: tokens/s, G values/s, GB/s (1e9 bytes). Decode: single tokens behind 64.
 """
 
@@ -29,7 +30,7 @@ from pykvstream.gguf import GgmlType, GgufFile
 from pykvstream.models import ModelConfig
 from pykvstream.models.tensors import check_tensors
 
-ROUNDS, READINGS, TOKENS = 12, 4, 6
+ROUNDS, READINGS, TOKENS = 40, 4, 6
 """How often reading and tokens take turns, and how many of each are in one."""
 _LINE = re.compile(r"isa (\d+):  rows 1: cached +([\d.]+) G/s")
 
@@ -79,27 +80,40 @@ def matrices(path: Path) -> dict[GgmlType, tuple[int, int]]:
 
 
 @dataclass(frozen=True)
-class Found:
-    """What was measured in turn: times of a token in seconds, rates of reading in GB/s."""
+class Turn:
+    """One turn of reading and then decoding: rates in GB/s, times of a token in seconds."""
 
-    tokens: list[float]
     rates: list[float]
+    tokens: list[float]
 
 
-def measure(path: Path, n_bytes: int, n_threads: int) -> Found:
+def measure(path: Path, n_bytes: int, n_threads: int) -> list[Turn]:
     """Tokens one by one, and reading between them: both meet the machine as it is at that moment."""
-    taken: list[float] = []
-    rates: list[float] = []
+    turns: list[Turn] = []
     reader = Reader(n_bytes, n_threads)
     with Model.open(path, ctx_size=512, ubatch_size=64, threads=n_threads) as model, model.session() as session:
         session.forward([1] * 64)
         for _ in range(ROUNDS):
-            rates += [reader.rate() for _ in range(READINGS)]
+            turn = Turn([reader.rate() for _ in range(READINGS)], [])
             for _ in range(TOKENS):
                 begin = time.perf_counter()
                 session.forward([1], phase=Phase.DECODE)
-                taken.append(time.perf_counter() - begin)
-    return Found(taken, rates)
+                turn.tokens.append(time.perf_counter() - begin)
+            turns.append(turn)
+    return turns
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a token takes: per type values and bytes of matrices and G values/s of dot products, and bytes of state."""
+
+    parts: list[tuple[int, int, float]]
+    state: int
+
+    def limit(self, rate: float) -> float:
+        """Seconds at ``rate`` GB/s of reading: each type at the slower of reading and dot products."""
+        parts = (max(n_bytes / rate, n_values / dots) / 1e9 for n_values, n_bytes, dots in self.parts)
+        return self.state / rate / 1e9 + sum(parts)
 
 
 def state_bytes(path: Path) -> int:
@@ -125,20 +139,24 @@ def main() -> int:
             if kind not in dots:
                 dots[kind] = dot_rate(options.bench_types, kind, options.threads)
         state = state_bytes(path)
-        measured = measure(path, sum(n_bytes for _, n_bytes in found.values()) + state, options.threads)
+        turns = measure(path, sum(n_bytes for _, n_bytes in found.values()) + state, options.threads)
         print(f"{path.name}: {state / 1e6:.1f} MB of recurrent state")
         for kind, (n_values, n_bytes) in found.items():
             sizes = f"{n_values / 1e6:8.1f} M values {n_bytes / 1e6:8.1f} MB"
             print(f"  {kind.name:8} {sizes}, {dots[kind]:.1f} G/s of dot products")
+        work = Work([(*found[kind], dots[kind]) for kind in found], state)
+        rates = [rate for turn in turns for rate in turn.rates]
+        tokens = [token for turn in turns for token in turn.tokens]
         for name, rate, taken in (
-            ("at best", max(measured.rates), min(measured.tokens)),
-            ("median", statistics.median(measured.rates), statistics.median(measured.tokens)),
+            ("best", max(rates), min(tokens)),
+            ("median", statistics.median(rates), statistics.median(tokens)),
         ):
-            limit = state / rate / 1e9 + sum(
-                max(n_bytes / rate, n_values / dots[kind]) / 1e9 for kind, (n_values, n_bytes) in found.items()
-            )
+            limit = work.limit(rate)
             reached = f"decode {1 / taken:.1f} ({limit / taken:.0%})"
-            print(f"  {name:8} reading {rate:.1f} GB/s: limit {1 / limit:.1f} tokens/s, {reached}", flush=True)
+            print(f"  {name:8} reading {rate:.1f} GB/s: limit {1 / limit:.1f} tokens/s, {reached}")
+        shares = [work.limit(statistics.median(turn.rates)) / statistics.median(turn.tokens) for turn in turns]
+        low, middle, high = statistics.quantiles(shares, n=4)
+        print(f"  in turn  {middle:.0%} of the limit (quarters {low:.0%} to {high:.0%})", flush=True)
     return 0
 
 

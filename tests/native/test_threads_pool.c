@@ -50,6 +50,8 @@ static void test_each_task_runs_once_for_every_count(void)
             counts c = {.n_threads = n_threads};
             kvs_threads_run(threads, task_counts[i], count_task, &c);
             CHECK(all_ran(&c, task_counts[i], 1));
+            kvs_threads_run_stretches(threads, task_counts[i], count_task, &c);
+            CHECK(all_ran(&c, task_counts[i], 2));
             CHECK_U64(atomic_load(&c.bad_worker), 0);
         }
         kvs_threads_destroy(threads);

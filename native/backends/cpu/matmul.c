@@ -14,7 +14,7 @@
 #define LANES KVS_PANEL_ROWS
 #define PAIR 2u            /* panels to a kernel call */
 #define BLOCK_TILES 8u     /* 64 rows of codes stay in the second-level cache */
-/* Few tasks, because each reads ahead into the next one's panels; but none so long that a thread waits for the last. */
+/* Few tasks, since the last of a stretch reads ahead for nothing; but none so long that a thread waits for the last. */
 #define TASKS_PER_THREAD 4u
 #define CHUNK_SLOTS 16u
 #define WIDE_ROWS 8u       /* from here on the rows are prepared by all threads */
@@ -318,6 +318,6 @@ kvs_status kvs_matmul_run(kvs_threads *threads, uint32_t isa, const kvs_matmul_d
         kvs_threads_run(threads, run.n_tiles, prepare_tile, &run);
     }
     const uint64_t n_blocks = kvs_div_up(run.n_tiles, BLOCK_TILES);
-    kvs_threads_run(threads, (uint32_t)(run.n_chunks * n_blocks), do_chunk, &run);
+    kvs_threads_run_stretches(threads, (uint32_t)(run.n_chunks * n_blocks), do_chunk, &run);
     return KVS_OK;
 }

@@ -15,7 +15,7 @@
 #define RUN_ROWS 4u    /* rows that share an unpacked group: 16 registers hold no more */
 #define INLINE static inline __attribute__((always_inline))
 
-/* The unpacked codes of one group and eight lanes, by quad. */
+/* The unpacked codes of one group and eight lanes, by quad; where they are wide, their values. */
 typedef struct group_codes {
     __m256i quad[8];
 } group_codes;
@@ -33,11 +33,28 @@ INLINE __m256i shift_left(__m256i bits, int places)
     return (__m256i)(places >= 0 ? (words)bits << places : (words)bits >> -places);
 }
 
+/* From a code to its value, less 128. */
+INLINE __m256i flip_signs(__m256i codes)
+{
+    return _mm256_xor_si256(codes, _mm256_set1_epi8((char)0x80));
+}
+
+/* Quads whose 16-bit sums of pairs fit together: 2 * 127 * largest code each, in 32767. Not even one fits if it is wide. */
+INLINE int quads_per_sum(const kvs_panel_traits traits)
+{
+    return 32767 / (2 * 127 * kvs_traits_largest(&traits));
+}
+
+INLINE bool is_wide(const kvs_panel_traits traits)
+{
+    return quads_per_sum(traits) == 0;
+}
+
 INLINE void unpack_low(const kvs_panel_traits traits, const uint8_t *low, uint64_t g, group_codes *codes)
 {
     if (traits.code_bits == 8) {
         for (int q = 0; q < 8; q++) {
-            codes->quad[q] = load_vector(low + g * KVS_WIDE_BYTES + q * 64);
+            codes->quad[q] = flip_signs(load_vector(low + g * KVS_WIDE_BYTES + q * 64));
         }
     } else if (traits.code_bits == 4) {
         const __m256i mask = _mm256_set1_epi8(15);
@@ -112,7 +129,9 @@ INLINE void unpack_codes(const kvs_panel_traits traits, const kvs_panel_layout *
         unpack_high(traits, half_panel + layout->high, g, codes);
     }
     if (traits.table != KVS_TABLE_NONE) {
-        const __m256i levels = _mm256_broadcastsi128_si256(_mm_loadu_si128((const void *)kvs_levels[traits.table]));
+        const __m128i table = _mm_loadu_si128((const void *)kvs_levels[traits.table]);
+        __m256i levels = _mm256_broadcastsi128_si256(table);
+        levels = is_wide(traits) ? flip_signs(levels) : levels;
         for (int q = 0; q < 8; q++) {
             codes->quad[q] = _mm256_shuffle_epi8(levels, codes->quad[q]);
         }
@@ -166,9 +185,30 @@ INLINE __m256 float_of_odd(const kvs_panel_traits traits, __m128i nibbles)
     return traits.scale_shift != 0 ? _mm256_mul_ps(odd, _mm256_set1_ps(1.0f / (float)(1 << traits.scale_shift))) : odd;
 }
 
+/* What eight groups of the lanes of a side share. */
+typedef struct super_scales {
+    __m256 scale;
+    __m256 negative_minimum;
+} super_scales;
+
+INLINE bool has_super_minimum(const kvs_panel_traits traits)
+{
+    return traits.minimum == KVS_MINIMUM_SUPER_U8 || traits.minimum == KVS_MINIMUM_SUPER_U4X2;
+}
+
+INLINE void load_super(const kvs_panel_traits traits, const kvs_panel_layout *layout, const uint8_t *panel, uint64_t s,
+                       uint32_t side, super_scales *super)
+{
+    super->scale = load_halves(panel + layout->scales, s, side);
+    if (has_super_minimum(traits)) {
+        const __m256 minimum = load_halves(panel + layout->minima, s, side);
+        super->negative_minimum = _mm256_xor_ps(minimum, _mm256_set1_ps(-0.0f));
+    }
+}
+
 /* Scale of one half of a group; `half` is 0 for types with one scale to a group. */
 INLINE __m256 load_scale(const kvs_panel_traits traits, const kvs_panel_layout *layout, const uint8_t *panel, uint64_t g,
-                         uint32_t half, uint32_t side)
+                         uint32_t half, uint32_t side, const super_scales *super)
 {
     const uint8_t *sub = panel + layout->sub_scales;
     if (traits.scale == KVS_SCALE_GROUP) {
@@ -180,7 +220,7 @@ INLINE __m256 load_scale(const kvs_panel_traits traits, const kvs_panel_layout *
     if (traits.scale == KVS_SCALE_UE4M3X2) {
         return float_of_ue4m3(load_bytes(sub, 2 * g + half, side));
     }
-    const __m256 scale = load_halves(panel + layout->scales, g / KVS_SUPER_GROUPS, side);
+    const __m256 scale = super->scale;
     if (traits.scale == KVS_SCALE_SUPER_ODD4) {
         return _mm256_mul_ps(scale, float_of_odd(traits, load_nibbles(sub, g, side)));
     }
@@ -202,11 +242,10 @@ INLINE __m256 load_scale(const kvs_panel_traits traits, const kvs_panel_layout *
 }
 
 INLINE __m256 load_minimum(const kvs_panel_traits traits, const kvs_panel_layout *layout, const uint8_t *panel,
-                           uint64_t g, uint32_t half, uint32_t side)
+                           uint64_t g, uint32_t half, uint32_t side, const super_scales *super)
 {
-    const uint8_t *minima = panel + layout->minima;
     if (traits.minimum == KVS_MINIMUM_GROUP) {
-        return load_halves(minima, g, side);
+        return load_halves(panel + layout->minima, g, side);
     }
     __m128i bytes;
     if (traits.minimum == KVS_MINIMUM_SUPER_U8) {
@@ -216,14 +255,7 @@ INLINE __m256 load_minimum(const kvs_panel_traits traits, const kvs_panel_layout
         bytes = _mm_and_si128(_mm_srli_epi16(bytes, 4), _mm_set1_epi8(15));
     }
     /* The product is exact, so the sign may go to either factor. */
-    const __m256 minimum = load_halves(minima, g / KVS_SUPER_GROUPS, side);
-    return _mm256_mul_ps(minimum, _mm256_sub_ps(_mm256_setzero_ps(), float_of_u8(bytes)));
-}
-
-/* Quads whose 16-bit sums of pairs fit together: 2 * 127 * largest code each, in 32767. Not even one fits if it is wide. */
-INLINE int quads_per_sum(const kvs_panel_traits traits)
-{
-    return 32767 / (2 * 127 * kvs_traits_largest(&traits));
+    return _mm256_mul_ps(super->negative_minimum, float_of_u8(bytes));
 }
 
 INLINE __m256i broadcast_quad(const int8_t *x, int q)
@@ -237,6 +269,7 @@ INLINE __m256i add_small_quads(const kvs_panel_traits traits, const group_codes 
                                int end, __m256i dot)
 {
     const int n_together = quads_per_sum(traits);
+#pragma GCC unroll 8
     for (int q = first; q < end;) {
         __m256i pairs = _mm256_maddubs_epi16(codes->quad[q], broadcast_quad(x, q));
         q++;
@@ -248,21 +281,15 @@ INLINE __m256i add_small_quads(const kvs_panel_traits traits, const group_codes 
     return dot;
 }
 
-/* Codes of 8 bits: their values are code - 128, at most 128 in magnitude, and 2 * 128 * 127 fits in 16 bits. */
+/* Unpacked as values, at most 128 in magnitude, and 2 * 128 * 127 fits in 16 bits. */
 INLINE __m256i add_wide_quads(const group_codes *codes, const int8_t *x, __m256i dot)
 {
     for (int q = 0; q < 8; q++) {
-        const __m256i value = _mm256_xor_si256(codes->quad[q], _mm256_set1_epi8((char)0x80));
-        const __m256i signed_x = _mm256_sign_epi8(broadcast_quad(x, q), value);
-        const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(value), signed_x);
+        const __m256i signed_x = _mm256_sign_epi8(broadcast_quad(x, q), codes->quad[q]);
+        const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(codes->quad[q]), signed_x);
         dot = _mm256_add_epi32(dot, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
     }
     return dot;
-}
-
-INLINE bool is_wide(const kvs_panel_traits traits)
-{
-    return quads_per_sum(traits) == 0;
 }
 
 /* What the offset of the codes takes from every lane; wide codes lose theirs before the products. */
@@ -285,13 +312,13 @@ typedef struct group_scales {
 } group_scales;
 
 INLINE void unpack_scales(const kvs_panel_traits traits, const kvs_panel_layout *layout, const uint8_t *panel, uint64_t g,
-                          uint32_t side, group_scales *scales)
+                          uint32_t side, const super_scales *super, group_scales *scales)
 {
     const uint32_t n = kvs_traits_is_halved(&traits) ? 2 : 1;
     for (uint32_t half = 0; half < n; half++) {
-        scales->scale[half] = load_scale(traits, layout, panel, g, half, side);
+        scales->scale[half] = load_scale(traits, layout, panel, g, half, side, super);
         if (traits.minimum != KVS_MINIMUM_NONE) {
-            scales->minimum[half] = load_minimum(traits, layout, panel, g, half, side);
+            scales->minimum[half] = load_minimum(traits, layout, panel, g, half, side, super);
         }
     }
 }
@@ -309,6 +336,7 @@ INLINE __m256 add_group(const kvs_panel_traits traits, const group_codes *codes,
         }
         return sum;
     }
+#pragma GCC unroll 2
     for (int half = 0; half < 2; half++) {
         __m256i dot = start_dot(traits, act->negative_half_count[half]);
         dot = add_small_quads(traits, codes, act->codes, 4 * half, 4 * half + 4, dot);
@@ -334,25 +362,34 @@ INLINE void sum_rows(const int type, const int n_rows, const kvs_panel_run *run,
     const kvs_panel_traits traits = kvs_traits[type];
     const kvs_panel_layout *layout = run->layout;
     const uint64_t group_bytes = layout->panel_bytes / layout->n_groups;
+    super_scales super[2] = {0};
     __m256 sum[2][RUN_ROWS];
+#pragma GCC unroll 4
     for (int r = 0; r < n_rows; r++) {
         sum[0][r] = _mm256_setzero_ps();
         sum[1][r] = _mm256_setzero_ps();
     }
     for (uint64_t g = 0; g < layout->n_groups; g++) {
+        if (kvs_traits_is_super(&traits) && g % KVS_SUPER_GROUPS == 0) {
+            load_super(traits, layout, panel, g / KVS_SUPER_GROUPS, 0, &super[0]);
+            load_super(traits, layout, panel, g / KVS_SUPER_GROUPS, 1, &super[1]);
+        }
         if (run->is_first) {
             fetch_ahead(panel + g * group_bytes, group_bytes);
         }
+#pragma GCC unroll 2
         for (uint32_t side = 0; side < 2; side++) {
             group_codes codes;
             group_scales scales;
             unpack_codes(traits, layout, panel, g, side, &codes);
-            unpack_scales(traits, layout, panel, g, side, &scales);
+            unpack_scales(traits, layout, panel, g, side, &super[side], &scales);
+#pragma GCC unroll 4
             for (int r = 0; r < n_rows; r++) {
                 sum[side][r] = add_group(traits, &codes, &scales, tile + g * stride + (uint32_t)r, sum[side][r]);
             }
         }
     }
+#pragma GCC unroll 4
     for (int r = 0; r < n_rows; r++) {
         _mm256_storeu_ps(sums + (uint32_t)r * LANES, sum[0][r]);
         _mm256_storeu_ps(sums + (uint32_t)r * LANES + WIDTH, sum[1][r]);

@@ -35,6 +35,13 @@ typedef struct worker {
     uint32_t index;
 } worker;
 
+/* Tasks of one thread. The first two are written before a run of stretches, in which `next` may overshoot `end` by one
+ * for each thread. */
+typedef struct stretch {
+    _Alignas(64) _Atomic uint32_t next;
+    uint32_t end;
+} stretch;
+
 struct kvs_threads {
     _Alignas(64) _Atomic uint64_t word;
     _Atomic(kvs_task) task;
@@ -54,7 +61,8 @@ struct kvs_threads {
     uint64_t run_number;
     uint32_t spin_ns; /* zero where threads outnumber processors */
     uint32_t n_threads;
-    worker *workers; /* n_threads - 1 */
+    worker *workers;     /* n_threads - 1 */
+    stretch *stretches;  /* n_threads */
 };
 
 static void pause_processor(void)
@@ -253,6 +261,7 @@ static void free_threads(kvs_threads *threads)
     pthread_cond_destroy(&threads->finished);
     pthread_cond_destroy(&threads->work);
     pthread_mutex_destroy(&threads->mutex);
+    free(threads->stretches);
     free(threads->workers);
     free(threads);
 }
@@ -270,10 +279,11 @@ kvs_threads *kvs_threads_create(uint32_t n_threads)
     long processors = sysconf(_SC_NPROCESSORS_ONLN);
     threads->spin_ns = processors > 0 && n_threads > (unsigned long)processors ? 0 : SPIN_NS;
     threads->workers = calloc(n_threads, sizeof *threads->workers);
+    threads->stretches = aligned_alloc(64, n_threads * sizeof *threads->stretches);
     pthread_mutex_init(&threads->mutex, NULL);
     pthread_cond_init(&threads->work, NULL);
     pthread_cond_init(&threads->finished, NULL);
-    if (threads->workers == NULL) {
+    if (threads->workers == NULL || threads->stretches == NULL) {
         free_threads(threads);
         return NULL;
     }
@@ -349,6 +359,42 @@ void kvs_threads_run(kvs_threads *threads, uint32_t n_tasks, kvs_task task, void
         }
     }
     restore_float_control(control);
+}
+
+typedef struct stretches_run {
+    kvs_threads *threads;
+    kvs_task task;
+    void *argument;
+} stretches_run;
+
+/* Task: one thread's stretch, then what is left of the others', in turn. A stretch whose thread never comes is begun by
+ * whoever claims this task. */
+static void do_stretch(void *argument, uint32_t index, uint32_t worker_index)
+{
+    const stretches_run *run = argument;
+    const uint32_t n = run->threads->n_threads;
+    for (uint32_t i = 0; i < n; i++) {
+        stretch *own = &run->threads->stretches[(index + i) % n];
+        while (atomic_load_explicit(&own->next, memory_order_relaxed) < own->end) {
+            uint32_t claimed = atomic_fetch_add_explicit(&own->next, 1, memory_order_relaxed);
+            if (claimed >= own->end) {
+                break;
+            }
+            run->task(run->argument, claimed, worker_index);
+        }
+    }
+}
+
+void kvs_threads_run_stretches(kvs_threads *threads, uint32_t n_tasks, kvs_task task, void *argument)
+{
+    const uint32_t n = threads->n_threads;
+    for (uint32_t i = 0; i < n; i++) {
+        threads->stretches[i].end = (uint32_t)((uint64_t)n_tasks * (i + 1) / n);
+        atomic_store_explicit(&threads->stretches[i].next, (uint32_t)((uint64_t)n_tasks * i / n),
+                              memory_order_relaxed);
+    }
+    stretches_run run = {threads, task, argument};
+    kvs_threads_run(threads, n, do_stretch, &run);
 }
 
 void kvs_threads_begin(kvs_threads *threads)

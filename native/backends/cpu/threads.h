@@ -21,6 +21,11 @@ uint32_t kvs_threads_count(const kvs_threads *threads);
  * order. One caller at a time. */
 void kvs_threads_run(kvs_threads *threads, uint32_t n_tasks, kvs_task task, void *argument);
 
+/* The same, but every thread begins with a stretch of the tasks that is its own and takes from the others' when that is
+ * done. So what a task reads ahead is read by the thread that needs it next. Tasks of a stretch are claimed in rising
+ * order. `n_tasks` at most 2^31. */
+void kvs_threads_run_stretches(kvs_threads *threads, uint32_t n_tasks, kvs_task task, void *argument);
+
 /* What a thread does while it waits inside a pass: idle(argument) does a few microseconds of other work, or returns false. Set
  * before the first run. */
 typedef bool (*kvs_idle)(void *argument);
