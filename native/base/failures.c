@@ -63,3 +63,20 @@ void kvs_failures_copy(kvs_failures *failures, char *text, size_t capacity)
     (void)snprintf(text, capacity, "%s", row == NULL ? "" : row->text);
     kvs_mutex_unlock(&failures->mutex);
 }
+
+void kvs_failures_note_copy(kvs_failures *failures)
+{
+    kvs_mutex_lock(&failures->mutex);
+    const kvs_failure_row *row = row_of(failures, kvs_thread_number());
+    if (row != NULL) {
+        memcpy(failures->of_copy, row->text, sizeof failures->of_copy);
+    }
+    kvs_mutex_unlock(&failures->mutex);
+}
+
+void kvs_failures_copy_of_copy(kvs_failures *failures, char *text, size_t capacity)
+{
+    kvs_mutex_lock(&failures->mutex);
+    (void)snprintf(text, capacity, "%s", failures->of_copy);
+    kvs_mutex_unlock(&failures->mutex);
+}

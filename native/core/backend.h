@@ -129,6 +129,8 @@ bool kvs_device_has_chooser(const kvs_device *device);
 void kvs_device_count_copy(kvs_device *device, const kvs_copy *copy, uint64_t spent_ns);
 /* A copy has failed: kvs_device_run_copies reports it. */
 void kvs_device_count_failed_copy(kvs_device *device);
+/* The text of this thread's newest failure says why: whoever waits for the copy says it too. */
+void kvs_device_note_copy_failure(kvs_device *device);
 
 /* Whether this is a fork of the process that made the device: none of its threads runs here. */
 bool kvs_device_is_forked(const kvs_device *device);

@@ -266,7 +266,7 @@ static kvs_status wait_copies(kvs_bank *bank, uint64_t n_newest)
 {
     const uint64_t n_done = bank->n_submitted > n_newest ? bank->n_submitted - n_newest : 0;
     const kvs_status status = kvs_device_wait_counter(bank->device, &bank->done, n_done, &bank->failed);
-    return status == KVS_OK ? KVS_OK : kvs_fail(bank->device, status, "a copy of a snapshot failed");
+    return status == KVS_OK ? KVS_OK : kvs_fail_copy(bank->device, status, "a copy of a snapshot failed");
 }
 
 /* Nothing of this bank is queued or under way afterwards, and the next copy starts without a failure behind it. */

@@ -27,12 +27,13 @@ static kvs_status alloc_memory(kvs_buffer *buffer, uint64_t alignment)
     }
     const struct kvs_device_view view = kvs_device_backend(buffer->device);
     const kvs_status made = view.backend->device_alloc(view.self, buffer->bytes, alignment, &buffer->address);
-    if (made < 0) {
+    /* Of memory of its own a backend says what is free. */
+    if (made < 0 && !view.backend->copies_rows) {
         return kvs_fail(buffer->device, made, "need %llu bytes of device memory aligned to %llu: %s",
                         (kvs_ull)buffer->bytes, (kvs_ull)alignment,
                         made == KVS_EOVERFLOW ? "more than an address can count" : "the system has no such block free");
     }
-    return KVS_OK;
+    return made;
 }
 
 kvs_status kvs_buffer_create(kvs_device *device, uint64_t bytes, uint64_t alignment,

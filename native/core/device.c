@@ -313,6 +313,18 @@ kvs_status kvs_fail(kvs_device *device, kvs_status status, const char *format, .
     return status;
 }
 
+void kvs_device_note_copy_failure(kvs_device *device)
+{
+    kvs_failures_note_copy(&device->failures);
+}
+
+kvs_status kvs_fail_copy(kvs_device *device, kvs_status status, const char *what)
+{
+    char why[KVS_FAILURE_BYTES];
+    kvs_failures_copy_of_copy(&device->failures, why, sizeof why);
+    return kvs_fail(device, status, "%s%s%s", what, why[0] == '\0' ? "" : ": ", why);
+}
+
 void *kvs_object_alloc(kvs_device *device, size_t bytes)
 {
     if (kvs_hook_ask(device, KVS_HOOK_ALLOC) != KVS_OK) {

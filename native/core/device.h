@@ -27,6 +27,9 @@ kvs_status kvs_device_submit(kvs_device *device, const kvs_copy *copies, uint32_
 kvs_status kvs_device_wait_counter(kvs_device *device, const _Atomic uint64_t *counter, uint64_t value,
                                    const _Atomic int *failed);
 
+/* Fail because a copy did: `what`, and why as far as its engine has told. */
+kvs_status kvs_fail_copy(kvs_device *device, kvs_status status, const char *what);
+
 /* Buffers. */
 kvs_device *kvs_buffer_device(const kvs_buffer *buffer);
 uint64_t kvs_buffer_address(const kvs_buffer *buffer);

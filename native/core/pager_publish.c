@@ -3,6 +3,8 @@
  * repeated and nothing is lost. */
 #include "core/pager_state.h"
 
+#include <stdio.h>
+
 #define COPIES_PER_BATCH 96u
 
 /* Copies collected for one wake-up of the engine. */
@@ -176,9 +178,10 @@ kvs_status kvs_pager_settle(kvs_pager *pager)
     }
     if (status != KVS_OK) {
         atomic_store(&pager->publishes.failed, (int)status); /* nothing is under way: the next settling writes all of it again */
-        return kvs_fail(pager->device, KVS_EIO,
-                        "pages %llu to %llu could not be written to history (%s); they stay on the device",
-                        (kvs_ull)pager->pending_first_page, (kvs_ull)pager->pending_end_page, kvs_status_name(status));
+        char what[160];
+        (void)snprintf(what, sizeof what, "pages %llu to %llu could not be written to history (%s); they stay on the device",
+                       (kvs_ull)pager->pending_first_page, (kvs_ull)pager->pending_end_page, kvs_status_name(status));
+        return kvs_fail_copy(pager->device, KVS_EIO, what);
     }
     status = mark_published(pager);
     pager->has_pending = status != KVS_OK;

@@ -28,7 +28,7 @@ kvs_status kvs_pager_cancel_ring(kvs_pager *pager)
 /* A ring whose copy failed is cancelled with the pass that needed it: for the caller a copy failed, nothing is poisoned. */
 static kvs_status of_ring(const kvs_pager *pager, kvs_status status)
 {
-    return status == KVS_EPOISONED ? kvs_fail(pager->device, KVS_EIO, "a page could not be brought from history") : status;
+    return status == KVS_EPOISONED ? kvs_fail_copy(pager->device, KVS_EIO, "a page could not be brought from history") : status;
 }
 
 /* Queue the streamed pages of a layer; a run ends where host records stop being adjacent. */

@@ -11,15 +11,21 @@ from dataclasses import asdict, dataclass
 from pykvstream.cli.options import DevicesOptions
 from pykvstream.core.cuda import CPU, CUDA, open_device
 from pykvstream.core.device import DeviceInfo
+from pykvstream.core.host import check_history
 from pykvstream.errors import KvStreamError, NotFound
+from pykvstream.kernels.nvrtc import has_compiler
 from pykvstream.runtime.admission import host_memory_available
 
 _GIB = 1 << 30
+_NO_COMPILER = "no compiler for kernels: they must be in the cache or in a pack, or pip install 'pykvstream[cuda]'"
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceLine:
-    """One device: its name for ``--device``, what it is, and why it cannot be used, empty where it can."""
+    """One device: its name for ``--device``, what it is, and why it cannot be used, empty where it can.
+
+    ``note``: what is missing on the way to a first start.
+    """
 
     device: str
     name: str = ""
@@ -27,6 +33,7 @@ class DeviceLine:
     memory_bytes: int = 0
     memory_free_bytes: int = 0
     refused: str = ""
+    note: str = ""
 
 
 def run(options: DevicesOptions) -> int:
@@ -52,6 +59,7 @@ def list_devices() -> list[DeviceLine]:
         name = f"{CUDA}:{len(lines) - 1}"
         try:
             with open_device(name) as device:
+                check_history(device, _GIB)
                 lines.append(_of_card(name, device.info))
         except NotFound as error:
             if len(lines) == 1:
@@ -64,16 +72,19 @@ def list_devices() -> list[DeviceLine]:
 
 
 def _of_card(name: str, info: DeviceInfo) -> DeviceLine:
-    return DeviceLine(name, info.name, info.arch, info.memory_bytes, info.memory_free_bytes)
+    note = "" if has_compiler() else _NO_COMPILER
+    return DeviceLine(name, info.name, info.arch, info.memory_bytes, info.memory_free_bytes, note=note)
 
 
 def _has_more(name: str, error: KvStreamError) -> bool:
     """Whether a refusal is about this card rather than about the driver."""
-    return "the card" in str(error) and name in str(error)
+    text = str(error)
+    return "cannot be pinned" in text or ("the card" in text and name in text)
 
 
 def _describe(line: DeviceLine) -> str:
     if line.refused:
         return f"not usable: {line.refused}"
     arch = f"sm_{line.arch}, " if line.arch else ""
-    return f"{line.name}, {arch}{line.memory_free_bytes / _GIB:.1f} of {line.memory_bytes / _GIB:.1f} GiB free"
+    note = f"; {line.note}" if line.note else ""
+    return f"{line.name}, {arch}{line.memory_free_bytes / _GIB:.1f} of {line.memory_bytes / _GIB:.1f} GiB free{note}"

@@ -1,11 +1,12 @@
 """The compiler of kernels: NVRTC through ``cuda.core``, which is imported when there is something to compile.
 
-Holds: ``load_compiler``, ``compile_image``. No card is needed to compile.
+Holds: ``load_compiler``, ``has_compiler``, ``compile_image``. No card is needed to compile.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from types import ModuleType
 from typing import TextIO
 
@@ -26,6 +27,14 @@ def load_compiler() -> ModuleType:
         if hasattr(module, "Program"):
             return module
     raise Unsupported("no compiler for kernels: pip install 'pykvstream[cuda]'")
+
+
+def has_compiler() -> bool:
+    """Whether ``cuda.core`` is installed. It is not loaded."""
+    try:
+        return importlib.util.find_spec("cuda.core") is not None
+    except ModuleNotFoundError:
+        return False
 
 
 def compile_image(core: ModuleType, source: str, key: KernelKey, log: TextIO | None = None) -> bytes:

@@ -102,6 +102,7 @@ static bool finish_copy(kvs_device *device, const kvs_copy *copy, kvs_status sta
 {
     if (status < 0) {
         kvs_device_count_failed_copy(device);
+        kvs_device_note_copy_failure(device);
     } else {
         kvs_device_count_copy(device, copy, spent_ns);
     }

@@ -10,6 +10,8 @@
 /* Long enough that copies at bus speed are rarely cut, short enough that the first touch of one (0.6 s a GiB) goes unnoticed. */
 #define CHUNK_BYTES ((uint64_t)32 << 20)
 #define PAGE_BYTES ((uint64_t)4 << 10)
+/* From here on a control group's number means that it has no limit. */
+#define NO_GROUP_LIMIT (UINT64_C(1) << 60)
 #define TRY_BYTES ((uint64_t)64 << 20)
 
 struct kvs_cuda_host {
@@ -106,7 +108,7 @@ static limits find_limits(void)
                                     : snprintf(found.text, sizeof found.text, "ulimit -l is %llu bytes", (kvs_ull)lock);
     static const char *const groups[] = {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"};
     for (int i = 0; i < 2 && length > 0 && (size_t)length < sizeof found.text; i++) {
-        if (!is_in_file(groups[i], "max", line, sizeof line) && line[0] != '\0') {
+        if (!is_in_file(groups[i], "max", line, sizeof line) && line[0] != '\0' && strtoull(line, NULL, 10) < NO_GROUP_LIMIT) {
             length += snprintf(found.text + length, sizeof found.text - (size_t)length,
                                "; the control group of this process or container may have %s bytes", line);
             break;

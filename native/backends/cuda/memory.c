@@ -124,7 +124,8 @@ kvs_status kvs_cuda_memory_alloc(kvs_cuda_memory *memory, uint64_t bytes, uint64
     struct shifted *item = is_plain ? NULL : malloc(sizeof *item);
     if (!is_plain && (item == NULL || !kvs_add_u64(bytes, alignment, &taken))) {
         free(item);
-        return item == NULL ? KVS_ENOMEM : KVS_EOVERFLOW;
+        return kvs_fail(memory->device, item == NULL ? KVS_ENOMEM : KVS_EOVERFLOW, "need %llu bytes of device memory aligned to %llu",
+                        (kvs_ull)bytes, (kvs_ull)alignment);
     }
     cu_address base = 0;
     const cu_result result = memory->driver->api.memory_alloc(&base, (size_t)taken);
