@@ -28,7 +28,7 @@ _PRIOR_WEIGHT = 1.0
 _FIRST_GUESS = 0.7
 _SLOPE_GUESS = 0.1
 _GUESS_WEIGHT = 4.0
-_KEEP = 0.85
+_DOWN, _UP = 0.5, 0.1
 _OUTLIER = 2.0
 _MARGIN = 1.01
 _PROBE_DEPTH = 3
@@ -46,7 +46,8 @@ _ROUND_PRIOR = 3.0
 
 @dataclass(slots=True)
 class _Mean:
-    """A running mean that one slow pass does not move far."""
+    """What something usually takes: it follows shorter times at once and longer ones slowly, since a machine that others
+    use too makes single ones longer, many times, and none shorter."""
 
     value: float = 0.0
     is_known: bool = False
@@ -56,7 +57,7 @@ class _Mean:
             self.value, self.is_known = sample, True
             return
         bounded = min(sample, _OUTLIER * self.value)
-        self.value = _KEEP * self.value + (1.0 - _KEEP) * bounded
+        self.value += (_DOWN if sample < self.value else _UP) * (bounded - self.value)
 
 
 @dataclass(slots=True)
@@ -185,6 +186,7 @@ class Controller:
         self._passes: dict[int, _Mean] = {}
         self._is_idle = False
         self._rate = 0.0  # that the newest round promised
+        self._is_settled = False  # no slow drafter pays, and nothing was seen since
         self.chosen: dict[str, int] = dict.fromkeys((*order, "none"), 0)
 
     def fork(self) -> Controller:
@@ -230,13 +232,16 @@ class Controller:
             return NOTHING
         best, best_rate = NOTHING, _MARGIN / plain
         for name, record in self._records.items():
-            depth = self._most(name, possible, MOST_DEPTH)
-            for n, tokens in enumerate(record.tokens(depth, sure.get(name, ()))):
-                seconds = self.pass_seconds(1 + n) + record.draft_seconds(n)
-                rate = record.rate(tokens, seconds) if n else 0.0
+            depth = 0 if self._is_settled and name in self._slow else self._most(name, possible, MOST_DEPTH)
+            if depth == 0:
+                continue
+            tokens = record.tokens(depth, sure.get(name, ()))
+            for n in range(1, depth + 1):
+                rate = record.rate(tokens[n], self.pass_seconds(1 + n) + record.draft_seconds(n))
                 if rate > best_rate:
                     best, best_rate = Decision(name, n), rate
         self._is_idle, self._rate = best.drafter is None, best_rate
+        self._is_settled = self._is_idle
         if best.drafter is not None:
             record = self._records[best.drafter]
             record.wait, record.until_probe = _FIRST_WAIT, _FIRST_WAIT
@@ -266,6 +271,7 @@ class Controller:
         """A draft was judged, of whose tokens the drafter was so sure. Where nothing pays and a trial was right, the
         next round tries again. ``n_made``: tokens that were made, where that was decided token by token."""
         record = self._records[name]
+        self._is_settled = False
         record.observe(n_drafted, n_right, sure)
         if n_made is not None:
             record.observe_round(1 + n_right, self.pass_seconds(1 + n_drafted) + record.draft_seconds(n_made))
