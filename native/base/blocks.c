@@ -27,12 +27,24 @@ static void add_fifth_bits(const uint8_t *bytes, uint8_t *codes)
     }
 }
 
-/* 256 two-bit codes of 64 bytes: halves of 32 bytes, each giving four runs of 32 codes. */
-static void split_crumbs(const uint8_t *bytes, uint32_t shift, uint8_t *codes)
+/* 256 two-bit codes of 64 bytes: halves of 32 bytes, each giving four runs of 32 codes. A run is one loop over neighbours, which
+ * compilers turn into vectors. */
+static void split_crumbs(const uint8_t *restrict bytes, uint32_t shift, uint8_t *restrict codes)
 {
-    for (uint32_t e = 0; e < 256; e++) {
-        uint8_t crumb = bytes[e / 128 * 32 + e % 32] >> (2 * (e / 32 % 4)) & 3;
-        codes[e] |= (uint8_t)(crumb << shift);
+    for (uint32_t run = 0; run < 8; run++) {
+        for (uint32_t e = 0; e < 32; e++) {
+            codes[32 * run + e] |= (uint8_t)((bytes[run / 4 * 32 + e] >> (2 * (run % 4)) & 3) << shift);
+        }
+    }
+}
+
+/* One bit more of 256 codes from 32 bytes: run after run of 32 codes takes the next bit of all of them. */
+static void add_high_bits(const uint8_t *restrict bytes, uint32_t shift, uint8_t *restrict codes)
+{
+    for (uint32_t run = 0; run < 8; run++) {
+        for (uint32_t e = 0; e < 32; e++) {
+            codes[32 * run + e] |= (uint8_t)((bytes[e] >> run & 1) << shift);
+        }
     }
 }
 
@@ -67,9 +79,7 @@ static void split_q3_k(const uint8_t *bytes, kvs_block *block)
     }
     memset(block->codes, 0, sizeof block->codes);
     split_crumbs(bytes + 32, 0, block->codes);
-    for (uint32_t e = 0; e < 256; e++) {
-        block->codes[e] |= (uint8_t)((bytes[e % 32] >> (e / 32) & 1) << 2);
-    }
+    add_high_bits(bytes, 2, block->codes);
 }
 
 static void split_q4_k(const uint8_t *bytes, kvs_block *block)
@@ -90,9 +100,7 @@ static void split_q5_k(const uint8_t *bytes, kvs_block *block)
     for (uint32_t pair = 0; pair < 4; pair++) {
         split_nibbles(bytes + 48 + 32 * pair, 32, block->codes + 64 * pair);
     }
-    for (uint32_t e = 0; e < 256; e++) {
-        block->codes[e] |= (uint8_t)((bytes[16 + e % 32] >> (e / 32) & 1) << 4);
-    }
+    add_high_bits(bytes + 16, 4, block->codes);
 }
 
 static void split_q6_k(const uint8_t *bytes, kvs_block *block)

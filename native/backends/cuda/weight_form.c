@@ -63,50 +63,63 @@ typedef struct place {
     uint8_t *unit;
 } place;
 
-/* Two bits of four codes for bits 2 * reg of four bytes. */
-INLINE void place_crumbs(uint8_t *to, const uint8_t *codes, uint32_t shift, uint32_t reg)
+/* Four codes, or four bytes of a lane, as one word: what is done to each of them is done at once. The library runs on
+ * little-endian machines alone. */
+INLINE uint32_t load_four(const uint8_t *from)
 {
-    for (uint32_t b = 0; b < 4; b++) {
-        to[b] |= (uint8_t)((codes[b] >> shift & 3u) << (2 * reg));
-    }
+    uint32_t word;
+    memcpy(&word, from, sizeof word);
+    return word;
 }
 
-INLINE void place_low_codes(const place *p, uint32_t group, uint32_t lane, const uint8_t *low, const uint8_t *high)
+INLINE void store_four(uint8_t *to, uint32_t word)
+{
+    memcpy(to, &word, sizeof word);
+}
+
+/* Two bits of four codes for bits 2 * reg of four bytes. */
+INLINE uint32_t crumbs_of(uint32_t codes, uint32_t shift, uint32_t reg)
+{
+    return (codes >> shift & 0x03030303u) << (2 * reg);
+}
+
+/* Neighbours of four nibbles, each in a byte of its own, side by side: two bytes. */
+INLINE uint32_t join_nibbles(uint32_t codes)
+{
+    const uint32_t pairs = (codes | codes >> 4) & 0x00ff00ffu;
+    return (pairs | pairs >> 8) & 0xffffu;
+}
+
+INLINE void place_low_codes(const place *p, uint32_t group, uint32_t lane, uint32_t low, uint32_t high)
 {
     const uint32_t bits = (uint32_t)kvs_form_code_bits(p->type);
     const uint32_t vector_groups = LANE_BYTES / (2 * bits);
+    const uint32_t nibbles = 0x0f0f0f0fu;
     uint8_t *to = p->unit + group / vector_groups * VECTOR_BYTES + lane * LANE_BYTES + group % vector_groups * 2 * bits;
-    for (uint32_t b = 0; b < 4; b++) {
-        if (bits == 8) {
-            to[4 * p->is_high + b] = low[b] ^ 0x80u;
-            to[4 * (p->is_high + 2) + b] = high[b] ^ 0x80u;
-        } else if (bits == 4 && kvs_form_table(p->type) == KVS_FORM_NO_TABLE) {
-            to[4 * p->is_high + b] = (uint8_t)((low[b] & 15u) | (high[b] & 15u) << 4);
-        } else if (bits == 4) {
-            const uint8_t *pair = (b < 2 ? low : high) + 2 * (b % 2);
-            to[4 * p->is_high + b] = (uint8_t)((pair[0] & 15u) | (pair[1] & 15u) << 4);
-        }
-    }
-    if (bits == 2) {
-        place_crumbs(to, low, 0, p->is_high);
-        place_crumbs(to, high, 0, p->is_high + 2);
+    if (bits == 8) {
+        store_four(to + 4 * p->is_high, low ^ 0x80808080u);
+        store_four(to + 4 * (p->is_high + 2), high ^ 0x80808080u);
+    } else if (bits == 4 && kvs_form_table(p->type) == KVS_FORM_NO_TABLE) {
+        store_four(to + 4 * p->is_high, (low & nibbles) | (high & nibbles) << 4);
+    } else if (bits == 4) {
+        store_four(to + 4 * p->is_high, join_nibbles(low & nibbles) | join_nibbles(high & nibbles) << 16);
+    } else if (bits == 2) {
+        store_four(to, load_four(to) | crumbs_of(low, 0, p->is_high) | crumbs_of(high, 0, p->is_high + 2));
     }
 }
 
-INLINE void place_high_codes(const place *p, uint32_t group, uint32_t lane, const uint8_t *low, const uint8_t *high)
+INLINE void place_high_codes(const place *p, uint32_t group, uint32_t lane, uint32_t low, uint32_t high)
 {
     const uint32_t code_bits = (uint32_t)kvs_form_code_bits(p->type);
     uint8_t *plane = p->unit + kvs_form_high_at(p->type);
     if (kvs_form_high_bits(p->type) == 2) {
         uint8_t *to = plane + group / 4 * VECTOR_BYTES + lane * LANE_BYTES + group % 4 * 4;
-        place_crumbs(to, low, code_bits, p->is_high);
-        place_crumbs(to, high, code_bits, p->is_high + 2);
+        store_four(to, load_four(to) | crumbs_of(low, code_bits, p->is_high) | crumbs_of(high, code_bits, p->is_high + 2));
     } else if (kvs_form_high_bits(p->type) == 1) {
         uint8_t *to = plane + lane * 2 * kvs_form_unit_groups(p->type) + group / 2 * 4;
-        for (uint32_t b = 0; b < 4; b++) {
-            const uint32_t bits = (low[b] >> code_bits & 1u) << p->is_high | (high[b] >> code_bits & 1u) << (p->is_high + 2);
-            to[b] |= (uint8_t)(bits << (4 * (group % 2)));
-        }
+        const uint32_t bits =
+            (low >> code_bits & 0x01010101u) << p->is_high | (high >> code_bits & 0x01010101u) << (p->is_high + 2);
+        store_four(to, load_four(to) | bits << (4 * (group % 2)));
     }
 }
 
@@ -121,8 +134,9 @@ INLINE void place_shared_bits(const place *p, uint32_t group, const uint8_t *cod
 INLINE void place_group(const place *p, uint32_t group, const uint8_t *codes)
 {
     for (uint32_t t = 0; t < 4; t++) {
-        place_low_codes(p, group, 4 * p->row + t, codes + 4 * t, codes + 16 + 4 * t);
-        place_high_codes(p, group, 4 * p->row + t, codes + 4 * t, codes + 16 + 4 * t);
+        const uint32_t low = load_four(codes + 4 * t), high = load_four(codes + 16 + 4 * t);
+        place_low_codes(p, group, 4 * p->row + t, low, high);
+        place_high_codes(p, group, 4 * p->row + t, low, high);
     }
     if (kvs_form_has_shared_bit(p->type)) {
         place_shared_bits(p, group, codes);
