@@ -22,8 +22,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from pykvstream.cli.values import architectures
-from pykvstream.core.cuda import KernelKey, kernel_sources, kernels_digest
+from pykvstream.core.cuda import KernelKey, kernel_options, kernel_sources, kernels_digest
 from pykvstream.gguf import TYPES_BY_ID
+from pykvstream.kernels.cache import digest_of
 from pykvstream.kernels.nvrtc import compile_image, load_compiler
 from pykvstream.runtime.catalogue import MIXES, catalogue
 
@@ -79,36 +80,35 @@ def measure(core: object, source: str, key: KernelKey) -> Result:
     return Result(key.source, dict(key.macros), functions_of(log.getvalue()), len(image), seconds)
 
 
-def load(path: Path, digest: str) -> dict[str, Result]:
-    """Results of these kernels that were kept; those of others are left aside."""
+def load(path: Path) -> dict[str, Result]:
+    """Results that were kept, by the digest of what each was made of."""
     found: dict[str, Result] = {}
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         item = json.loads(line)
-        if item["digest"] == digest:
-            functions = tuple(Function(**each) for each in item["functions"])
-            found[item["key"]] = Result(item["source"], item["macros"], functions, item["n_bytes"], item["seconds"])
+        functions = tuple(Function(**each) for each in item["functions"])
+        found[item["digest"]] = Result(item["source"], item["macros"], functions, item["n_bytes"], item["seconds"])
     return found
 
 
-def measure_all(keys: list[KernelKey], path: Path, digest: str, seconds: float) -> dict[str, Result]:
+def measure_all(keys: list[KernelKey], path: Path, seconds: float) -> dict[str, Result]:
     """Results of all keys, or of as many as ``seconds`` allow."""
-    results = load(path, digest)
-    missing = [key for key in keys if str(key) not in results]
     sources, until = kernel_sources(), time.monotonic() + seconds
+    digests = {key: digest_of(sources[key.source], key, str(kernel_options())) for key in keys}
+    results = load(path)
+    missing = [key for key in keys if digests[key] not in results]
     path.parent.mkdir(parents=True, exist_ok=True)
     core = load_compiler()
     with path.open("a", encoding="utf-8") as file, ThreadPoolExecutor() as workers:
         begun = {workers.submit(measure, core, sources[key.source], key): key for key in missing}
         for future in as_completed(begun):
-            result, name = future.result(), str(begun[future])
-            results[name] = result
-            file.write(json.dumps({"digest": digest, "key": name, **asdict(result)}) + "\n")
+            result, digest = future.result(), digests[begun[future]]
+            results[digest] = result
+            file.write(json.dumps({"digest": digest, **asdict(result)}) + "\n")
             file.flush()
             if time.monotonic() > until:
                 workers.shutdown(cancel_futures=True, wait=False)
                 break
-    wanted = {str(key) for key in keys}
-    return {name: result for name, result in results.items() if name in wanted}
+    return {str(key): results[digest] for key, digest in digests.items() if digest in results}
 
 
 def spread(values: Iterable[float], form: str = "{:.0f}") -> str:
@@ -217,7 +217,7 @@ def main() -> int:
     args = parser.parse_args()
     (arch,), digest = args.arch, kernels_digest().hex()
     keys = catalogue(arch)
-    results = measure_all(keys, args.results, digest, args.seconds)
+    results = measure_all(keys, args.results, args.seconds)
     print(f"{len(results)} of {len(keys)} kernels for sm_{arch} compiled", file=sys.stderr)
     if len(results) < len(keys):
         return 3
