@@ -66,6 +66,7 @@ class Chain:
         self._n_min = n_min
         self._controller = controller
         self._slow = dict(slow or {})
+        self._stepping = {drafter.name: drafter for drafter in drafters if isinstance(drafter, StepDrafter)}
         self._tokens: list[int] = []
         self._counters = {drafter.name: DraftCounter() for drafter in drafters}
         self._n_without = 0
@@ -136,18 +137,18 @@ class Chain:
         self._n_without += 1
         return None
 
-    @staticmethod
     def _slow_draft(
-        controller: Controller, drafter: Drafter, decision: Decision, possible: int
+        self, controller: Controller, drafter: Drafter, decision: Decision, possible: int
     ) -> tuple[Draft, int | None]:
         """A draft that took time, and how many tokens were made of it where that was decided on the way."""
         name = drafter.name
         started = perf_counter()
-        if decision.is_probe or not controller.knows(name) or not isinstance(drafter, StepDrafter):
+        stepping = None if decision.is_probe or not controller.knows(name) else self._stepping.get(name)
+        if stepping is None:
             made = drafter.draft(decision.depth)
             controller.observe_draft(name, decision.depth, perf_counter() - started)
             return made, None
-        made = drafter.draft_while(possible, lambda sure: controller.goes_on(name, sure, possible))
+        made = stepping.draft_while(possible, lambda sure: controller.goes_on(name, sure, possible))
         n_made = len(made.tokens)
         if n_made == 0 or made.sure is None:
             return made, None

@@ -46,8 +46,8 @@ _ROUND_PRIOR = 3.0
 
 @dataclass(slots=True)
 class _Mean:
-    """What something usually takes: it follows shorter times at once and longer ones slowly, since a machine that others
-    use too makes single ones longer, many times, and none shorter."""
+    """What something usually takes. It follows shorter times at once and longer ones slowly: a machine that others use
+    too makes single ones longer, many times, and none shorter."""
 
     value: float = 0.0
     is_known: bool = False
@@ -136,30 +136,36 @@ class _Record:
             return tokens / seconds
         return (self.tokens_in_rounds + _ROUND_PRIOR * tokens) / (self.spent + _ROUND_PRIOR * seconds)
 
-    def draft_seconds(self, depth: int) -> float:
-        """Of making a draft; in between and beyond what was measured along a line."""
-        return _along(self.seconds, depth, 1.0)
+    def draft_seconds(self, most: int) -> list[float]:
+        """Of making a draft by its length; in between and beyond what was measured along a line."""
+        return [0.0, *_curve(self.seconds, most, 1.0)[1:]]
 
 
-def _along(known: Mapping[int, _Mean], at: int, slope_guess: float) -> float:
-    """The value at a place: measured, between its neighbours, or beyond them along the line that fits all, which begins
-    as a guess relative to the lowest place. Two close places would say little of a slope."""
+def _curve(known: Mapping[int, _Mean], most: int, slope_guess: float) -> list[float]:
+    """Values at places from 0 to ``most``: measured, between their neighbours, or beyond them along the line that fits
+    all, which begins as a guess relative to the lowest place. Two close places would say little of a slope."""
     if not known:
-        return 0.0
-    if at in known:
-        return known[at].value
-    below = max((place for place in known if place < at), default=None)
-    above = min((place for place in known if place > at), default=None)
-    if below is not None and above is not None:
-        share = (at - below) / (above - below)
-        return (1.0 - share) * known[below].value + share * known[above].value
-    lowest = min(known)
-    base = known[lowest].value
-    distances = {place - lowest: mean.value - base for place, mean in known.items()}
-    weight = _GUESS_WEIGHT + sum(distance**2 for distance in distances)
-    slope = (_GUESS_WEIGHT * slope_guess * base + sum(d * rise for d, rise in distances.items())) / weight
-    nearest = lowest if below is None else below
-    return max(known[nearest].value + max(slope, 0.0) * (at - nearest), 0.0)
+        return [0.0] * (most + 1)
+    places = sorted(known)
+    values = [known[place].value for place in places]
+    lowest, base = places[0], values[0]
+    weight, rise = _GUESS_WEIGHT, _GUESS_WEIGHT * slope_guess * base
+    for place, value in zip(places, values, strict=True):
+        weight += (place - lowest) ** 2
+        rise += (place - lowest) * (value - base)
+    slope = max(rise / weight, 0.0)
+    curve, above = [], 0
+    for at in range(most + 1):
+        while above < len(places) and places[above] < at:
+            above += 1
+        if above < len(places) and (places[above] == at or above > 0):
+            share = 1.0 if above == 0 else (at - places[above - 1]) / (places[above] - places[above - 1])
+            before = values[above - 1] if above > 0 else 0.0
+            curve.append(values[above] if share == 1.0 else (1.0 - share) * before + share * values[above])
+        else:
+            nearest = 0 if above == 0 else above - 1
+            curve.append(max(values[nearest] + slope * (at - places[nearest]), 0.0))
+    return curve
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +207,10 @@ class Controller:
 
     def pass_seconds(self, n_rows: int) -> float:
         """What a pass of so many rows takes; 0 before any was measured."""
-        return _along(self._passes, n_rows, _SLOPE_GUESS)
+        return self._pass_curve(n_rows)[n_rows]
+
+    def _pass_curve(self, most: int) -> list[float]:
+        return _curve(self._passes, most, _SLOPE_GUESS)
 
     def decide(self, possible: Mapping[str, int], sure: Mapping[str, Sequence[float]] | None = None) -> Decision:
         """``possible``: how many tokens each drafter could draft in this round; ``sure``: how sure it is of each, where
@@ -213,17 +222,19 @@ class Controller:
     def goes_on(self, name: str, sure: Sequence[float], possible: int) -> bool:
         """Whether a draft whose tokens are so sure is worth another step, up to ``possible`` tokens in all."""
         n, record = len(sure), self._records[name]
-        tokens = record.tokens(possible, sure)
-        before = self.pass_seconds(1 + n) + record.draft_seconds(n)
+        tokens, drafts = record.tokens(possible, sure), record.draft_seconds(possible)
+        passes = self._pass_curve(1 + possible)
+        before = passes[1 + n] + drafts[n]
         return any(
-            tokens[m] - tokens[n] > self._rate * (self.pass_seconds(1 + m) + record.draft_seconds(m) - before)
+            tokens[m] - tokens[n] > self._rate * (passes[1 + m] + drafts[m] - before)
             for m in range(n + 1, possible + 1)
         )
 
     def worth(self, name: str, sure: Sequence[float]) -> int:
         """How many tokens of a draft are worth verifying, one at least."""
         tokens = self._records[name].tokens(len(sure), sure)
-        gains = [tokens[n] - self._rate * self.pass_seconds(1 + n) for n in range(1, len(sure) + 1)]
+        passes = self._pass_curve(1 + len(sure))
+        gains = [tokens[n] - self._rate * passes[1 + n] for n in range(1, len(sure) + 1)]
         return 1 + gains.index(max(gains))
 
     def _decide(self, possible: Mapping[str, int], sure: Mapping[str, Sequence[float]]) -> Decision:
@@ -235,9 +246,10 @@ class Controller:
             depth = 0 if self._is_settled and name in self._slow else self._most(name, possible, MOST_DEPTH)
             if depth == 0:
                 continue
-            tokens = record.tokens(depth, sure.get(name, ()))
+            tokens, drafts = record.tokens(depth, sure.get(name, ())), record.draft_seconds(depth)
+            passes = self._pass_curve(1 + depth)
             for n in range(1, depth + 1):
-                rate = record.rate(tokens[n], self.pass_seconds(1 + n) + record.draft_seconds(n))
+                rate = record.rate(tokens[n], passes[1 + n] + drafts[n])
                 if rate > best_rate:
                     best, best_rate = Decision(name, n), rate
         self._is_idle, self._rate = best.drafter is None, best_rate
@@ -274,7 +286,7 @@ class Controller:
         self._is_settled = False
         record.observe(n_drafted, n_right, sure)
         if n_made is not None:
-            record.observe_round(1 + n_right, self.pass_seconds(1 + n_drafted) + record.draft_seconds(n_made))
+            record.observe_round(1 + n_right, self.pass_seconds(1 + n_drafted) + record.draft_seconds(n_made)[n_made])
         if self._is_idle and n_right == n_drafted > 0:
             record.wait, record.until_probe = _FIRST_WAIT, 0
 
