@@ -23,7 +23,6 @@ def fake(tmp_path_factory: pytest.TempPathFactory) -> Driver:
 
 EACH = MODEL + """
 import ctypes, os
-from pykvstream.core.cuda import CudaDevice
 fake = ctypes.CDLL("libcuda.so.1")
 call, error, step = os.environ["CALL"].split()
 provider.default_folder = lambda: Path(folder) / "images"
@@ -38,7 +37,6 @@ def attempt(nth):
         assert call in str(refusal) or "pinned" in str(refusal), refusal
         told.append(("open", type(refusal).__name__, str(refusal)))
         model = Model.open(path, device="cuda", ctx_size=1000, arena_mib=8)
-    device = model._device
     with model:
         try:
             session = model.session()
@@ -87,3 +85,29 @@ def test_a_call_that_fails_once_loses_nothing(fake: Driver, call: str) -> None:
     counts, has_numbers = fake.run(EACH, CALL=f"{call} 719 some").splitlines()
     n_tried, n_errors, *_ = counts.split()
     assert int(n_tried) > 2 and int(n_errors) > 0 and "DeviceError" in counts and has_numbers == "True"
+
+
+OPENING = MODEL + """
+import ctypes, os
+fake = ctypes.CDLL("libcuda.so.1")
+provider.default_folder = lambda: Path(folder) / "images"
+nth, silent = 1, []
+while True:
+    os.environ["FAKE_CUDA_FAIL"] = f"{os.environ['CALL']} {nth} 719"
+    fake.fake_cuda_reset()
+    try:
+        Model.open(path, device="cuda", ctx_size=1000, arena_mib=8).close()
+        if fake.fake_cuda_calls() < nth:
+            break
+        silent.append(nth)
+    except KvStreamError as refusal:
+        assert os.environ["CALL"] in str(refusal), refusal
+    nth += 1
+print(nth, silent)
+"""
+
+
+@pytest.mark.parametrize("call", ["cuMemcpyAsync", "cuEventRecord"])
+def test_no_copy_of_a_weight_fails_unnoticed(fake: Driver, call: str) -> None:
+    n_tried, silent = fake.run(OPENING, CALL=call).split(" ", 1)
+    assert int(n_tried) > 10 and silent == "[]"
