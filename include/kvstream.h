@@ -12,8 +12,8 @@
  * Lines that do not apply are left out. "any" means any thread, also concurrently; "owner" means one thread at a time
  * for the objects named. Outputs are written on success only.
  *
- * Read the parts in this order: base, device, arena, kv, span, ring, phase, pager, state, bank, tape, kernel,
- * interop, trace, timeline, noise, candidates.
+ * Read the parts in this order: base, device, arena, kv, span, ring, phase, pager, layer_lease, state, bank, tape,
+ * kernel, interop, trace, timeline, noise, candidates.
  */
 #ifndef KVSTREAM_H
 #define KVSTREAM_H
@@ -27,6 +27,7 @@
 #include "kvstream/ring.h"
 #include "kvstream/phase.h"
 #include "kvstream/pager.h"
+#include "kvstream/layer_lease.h"
 #include "kvstream/state.h"
 #include "kvstream/bank.h"
 #include "kvstream/tape.h"

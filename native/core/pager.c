@@ -187,7 +187,7 @@ static kvs_status divide(kvs_pager *pager, kvs_lease *pool, const kvs_placement 
     pager->slots = slots;
     pager->free_slots = free_slots;
     pager->ring = ring;
-    pager->n_slots = (uint32_t)n_slots;
+    pager->n_slots = pager->slots_capacity = (uint32_t)n_slots;
     pager->ring_slots = placement->ring_slots;
     pager->max_rows = placement->max_rows;
     pager->tail_pages = tail_pages_of(placement->max_rows);
@@ -202,6 +202,13 @@ static kvs_status divide(kvs_pager *pager, kvs_lease *pool, const kvs_placement 
 static kvs_status check_idle(const kvs_pager *pager)
 {
     return pager->is_in_pass ? kvs_fail(pager->device, KVS_EBUSY, "a pass is open") : KVS_OK;
+}
+
+/* What a lease counts on may not move. */
+static kvs_status check_movable(const kvs_pager *pager)
+{
+    const kvs_status status = check_idle(pager);
+    return status == KVS_OK ? kvs_pager_check_unleased(pager) : status;
 }
 
 kvs_status kvs_pager_attach(kvs_pager *pager, kvs_lease *pool, const kvs_placement *placement)
@@ -228,7 +235,7 @@ kvs_status kvs_pager_place(kvs_pager *pager, const kvs_placement *placement)
     if (pager == NULL) {
         return KVS_EINVAL;
     }
-    kvs_status status = check_idle(pager);
+    kvs_status status = check_movable(pager);
     if (status == KVS_OK && pager->lease == NULL) {
         status = kvs_fail(pager->device, KVS_EBUSY, "the pager has no pool");
     }
@@ -243,7 +250,7 @@ kvs_status kvs_pager_detach(kvs_pager *pager)
     if (pager == NULL) {
         return KVS_EINVAL;
     }
-    kvs_status status = check_idle(pager);
+    kvs_status status = check_movable(pager);
     if (status != KVS_OK || pager->lease == NULL) {
         return status;
     }
@@ -260,6 +267,8 @@ void kvs_pager_release(kvs_pager *pager)
     if (pager == NULL) {
         return;
     }
+    kvs_layer_lease_end(pager->leased_by);
+    kvs_layer_lease_end(pager->lent_to);
     if (pager->is_in_pass) {
         (void)kvs_pager_end(pager, 0);
     }
@@ -277,7 +286,7 @@ kvs_status kvs_pager_forget(kvs_pager *pager)
     if (pager == NULL) {
         return KVS_EINVAL;
     }
-    kvs_status status = check_idle(pager);
+    kvs_status status = check_movable(pager);
     if (status == KVS_OK) {
         status = kvs_pager_settle(pager);
     }
@@ -307,6 +316,9 @@ kvs_status kvs_pager_truncate(kvs_pager *pager, kvs_seq *seq, uint64_t n_tokens)
     if (status == KVS_OK) {
         status = kvs_seq_truncate(seq, n_tokens);
     }
+    if (status == KVS_OK && kvs_pager_leases(pager, seq)) {
+        pager->generation = kvs_seq_generation(seq);
+    }
     if (status != KVS_OK || pager->current != seq) {
         return status;
     }
@@ -324,6 +336,9 @@ kvs_status kvs_pager_drop(kvs_pager *pager, kvs_seq *seq)
 {
     if (pager == NULL || seq == NULL) {
         return kvs_refuse(pager == NULL ? NULL : pager->device);
+    }
+    if (kvs_pager_leases(pager, seq)) {
+        return kvs_fail(pager->device, KVS_EBUSY, "a layer lease holds the sequence");
     }
     if (pager->current != seq) {
         return KVS_OK;
@@ -389,7 +404,7 @@ kvs_status kvs_pager_get_info(kvs_pager *pager, kvs_pager_info *info)
     }
     *info = (kvs_pager_info){.struct_size = info->struct_size,
                              .is_attached = pager->lease != NULL,
-                             .n_slots = pager->n_slots,
+                             .n_slots = kvs_pager_own_slots(pager),
                              .ring_slots = pager->ring_slots,
                              .max_rows = pager->max_rows,
                              .is_in_pass = pager->is_in_pass,

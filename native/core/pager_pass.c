@@ -26,53 +26,73 @@ static void shape_pass(kvs_pager *pager, uint32_t n_rows)
     }
 }
 
-static kvs_status page_address(const kvs_pager *pager, uint32_t layer, uint64_t page, uint64_t *address)
+/* Where a page lies: an address, the region that it is in, and how far from there the next slot is. */
+struct place {
+    uint64_t address;
+    uint64_t stride_bytes;
+    kvs_lease *region;
+};
+
+static kvs_status find_page(const kvs_pager *pager, uint32_t layer, uint64_t page, struct place *place)
 {
     const kvs_pass_layer *pass = &pager->pass[layer];
+    *place = (struct place){.stride_bytes = pager->slot_bytes, .region = pager->lease};
     if (page >= pass->prefix && page < pager->tail_first) {
-        return kvs_ring_page_address(pager->ring, pass->first_demand + page - pass->prefix, address);
+        return kvs_ring_page_address(pager->ring, pass->first_demand + page - pass->prefix, &place->address);
     }
-    *address = kvs_pager_slot_address(pager, pager->where[layer][page]);
+    const uint32_t slot = pager->where[layer][page];
+    if (slot == KVS_NONE) {
+        return kvs_fail(pager->device, KVS_ESTALE, "page %llu of layer %u is not on the device", (kvs_ull)page, layer);
+    }
+    place->address = kvs_pager_slot_address(pager, slot);
+    if (slot >= kvs_pager_own_slots(pager)) {
+        place->stride_bytes = pager->borrowed_stride_bytes;
+        place->region = pager->borrowed_region;
+    }
     return KVS_OK;
 }
 
 /* Freeze a layer's spans: neighbouring addresses become one span, and the plan checks all of them. */
-static kvs_status plan_layer(kvs_pager *pager, uint32_t layer, kvs_span *spans)
+kvs_status kvs_pager_plan_layer(const kvs_pager *pager, uint32_t layer, uint64_t active_tokens, uint32_t n_rows,
+                                kvs_span *spans, kvs_span_plan **plan)
 {
-    uint64_t active_tokens = pager->pass_first + pager->pass_rows;
     uint32_t n_spans = 0;
-    uint64_t next_address = 0;
+    struct place last = {.region = NULL};
     for (uint64_t page = 0; page < pager->active_pages; page++) {
-        uint64_t address;
-        kvs_status status = page_address(pager, layer, page, &address);
+        struct place place;
+        kvs_status status = find_page(pager, layer, page, &place);
         if (status != KVS_OK) {
             return status;
         }
         uint64_t left = active_tokens - page * KVS_PAGE_TOKENS;
         uint64_t tokens = left < KVS_PAGE_TOKENS ? left : KVS_PAGE_TOKENS;
-        if (n_spans != 0 && address == next_address) {
+        if (place.region == last.region && place.address == last.address + last.stride_bytes) {
             spans[n_spans - 1].n_tokens += tokens;
         } else {
             spans[n_spans++] = (kvs_span){.token_begin = page * KVS_PAGE_TOKENS,
                                           .n_tokens = tokens,
-                                          .lease = pager->lease,
-                                          .offset_bytes = address - kvs_lease_address(pager->lease),
-                                          .stride_bytes = pager->slot_bytes,
+                                          .lease = place.region,
+                                          .offset_bytes = place.address - kvs_lease_address(place.region),
+                                          .stride_bytes = place.stride_bytes,
                                           .executor = KVS_EXECUTOR_DEVICE};
         }
-        next_address = address + pager->slot_bytes;
+        last = place;
     }
     kvs_span_desc desc = {.struct_size = sizeof desc,
                           .n_spans = n_spans,
                           .layer = kvs_cache_layer(pager->cache, layer),
                           .spans = spans,
                           .active_tokens = active_tokens,
-                          .n_query_rows = pager->pass_rows};
-    kvs_status status = kvs_span_plan_make(pager->device, &desc, &pager->pass[layer].plan);
-    if (status != KVS_OK) {
-        return status;
-    }
-    return kvs_span_plan_page_table(pager->pass[layer].plan, pager->pass[layer].page_table, pager->where_pages);
+                          .n_query_rows = n_rows};
+    return kvs_span_plan_make(pager->device, &desc, plan);
+}
+
+static kvs_status plan_layer(kvs_pager *pager, uint32_t layer, kvs_span *spans)
+{
+    kvs_pass_layer *pass = &pager->pass[layer];
+    kvs_status status = kvs_pager_plan_layer(pager, layer, pager->pass_first + pager->pass_rows, pager->pass_rows, spans,
+                                             &pass->plan);
+    return status == KVS_OK ? kvs_span_plan_page_table(pass->plan, pass->page_table, pager->where_pages) : status;
 }
 
 static kvs_status plan_pass(kvs_pager *pager)
@@ -119,10 +139,8 @@ static kvs_status open_pass(kvs_pager *pager)
 }
 
 /* After a failure no load or demand may still be under way, and a page that did not arrive must not be found. */
-static void undo_open(kvs_pager *pager)
+void kvs_pager_forget_failed(kvs_pager *pager)
 {
-    release_plans(pager);
-    (void)kvs_pager_cancel_ring(pager);
     (void)kvs_device_wait_counter(pager->device, &pager->loads.done, pager->loads.submitted, NULL);
     if (atomic_exchange(&pager->loads.failed, 0) != 0) {
         /* A page whose rows are on their way to history was here before, whole. */
@@ -131,6 +149,13 @@ static void undo_open(kvs_pager *pager)
             kvs_pager_forget_pages(pager, layer, 0, end);
         }
     }
+}
+
+static void undo_open(kvs_pager *pager)
+{
+    release_plans(pager);
+    (void)kvs_pager_cancel_ring(pager);
+    kvs_pager_forget_failed(pager);
     bool is_restored = kvs_seq_copy_source(pager->current, NULL, NULL, NULL);
     (void)kvs_seq_commit(pager->current, 0);
     for (uint32_t layer = 0; layer < pager->n_layers; layer++) {
@@ -154,6 +179,10 @@ kvs_status kvs_pager_check_rows(const kvs_pager *pager, const kvs_seq *seq, uint
     if (n_rows == 0 || n_rows > pager->max_rows) {
         return kvs_fail(pager->device, KVS_EINVAL, "a pass of %u rows, the placement allows 1 to %u", n_rows,
                         pager->max_rows);
+    }
+    kvs_status status = kvs_pager_check_lease(pager, seq, n_rows);
+    if (status != KVS_OK) {
+        return status;
     }
     uint64_t active = kvs_div_up(kvs_seq_committed(seq) + n_rows, KVS_PAGE_TOKENS);
     for (uint32_t layer = 0; layer < pager->n_layers; layer++) {

@@ -6,7 +6,9 @@
 
 uint64_t kvs_pager_slot_address(const kvs_pager *pager, uint32_t slot)
 {
-    return pager->base_address + (uint64_t)slot * pager->slot_bytes;
+    const uint32_t n_own = kvs_pager_own_slots(pager);
+    return slot < n_own ? pager->base_address + (uint64_t)slot * pager->slot_bytes
+                        : pager->borrowed_address + (slot - n_own) * pager->borrowed_stride_bytes;
 }
 
 static kvs_status widen(kvs_pager *pager, uint32_t layer, uint64_t n_pages)

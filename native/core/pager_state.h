@@ -6,12 +6,14 @@
  *     pager_load.c     bring pages to resident slots
  *     pager_stream.c   send pages through the ring, wave by wave
  *     pager_publish.c  write committed rows to host history
+ *     pager_lend.c     slots that a layer lease borrows, and the ring that lends them
  */
 #ifndef KVS_NATIVE_CORE_PAGER_STATE_H
 #define KVS_NATIVE_CORE_PAGER_STATE_H
 
 #include "core/cache.h"
 #include "core/device.h"
+#include "core/layer_lease.h"
 #include "core/pager.h"
 #include "core/ring.h"
 
@@ -69,6 +71,7 @@ struct kvs_pager {
     kvs_slot *slots;       /* [n_slots] */
     uint32_t *free_slots;  /* stack */
     uint32_t n_free;
+    uint32_t slots_capacity; /* of both arrays */
     uint32_t evict_cursor;
     uint32_t **where;      /* [layer][page] slot of the current sequence's page, or KVS_NONE */
     uint64_t where_pages;  /* columns of `where` and of the page tables */
@@ -88,7 +91,17 @@ struct kvs_pager {
     /* Demands of the next pass that are already submitted. */
     bool has_lookahead;
     uint64_t lookahead_tail;
+    uint64_t lookahead_pages; /* submitted: the first of the pass's demands */
     uint64_t *lookahead_prefix; /* [n_layers] */
+
+    /* A layer lease: the last n_borrowed slots lie in the ring of the lender. */
+    kvs_layer_lease *leased_by;
+    uint32_t n_borrowed;
+    kvs_lease *borrowed_region; /* the lease's claim */
+    uint64_t borrowed_address;
+    uint64_t borrowed_stride_bytes;
+    kvs_layer_lease *lent_to; /* slots of this pager's ring are held for it */
+    bool had_lookahead;       /* when they were taken */
 
     kvs_ticket loads;
     kvs_ticket publishes;
@@ -105,6 +118,11 @@ struct kvs_pager {
 };
 
 /* pager_slots.c */
+/* Slots of the pool itself; behind them lie borrowed ones. */
+static inline uint32_t kvs_pager_own_slots(const kvs_pager *pager)
+{
+    return pager->n_slots - pager->n_borrowed;
+}
 uint64_t kvs_pager_slot_address(const kvs_pager *pager, uint32_t slot);
 kvs_status kvs_pager_reserve_pages(kvs_pager *pager, uint64_t n_pages);
 /* The current sequence is kept alive: rows of it may still be on their way to history. NULL for none. */
@@ -120,6 +138,11 @@ void kvs_pager_forget_pages(kvs_pager *pager, uint32_t layer, uint64_t begin, ui
 
 /* pager_pass.c */
 uint64_t kvs_pager_prefix(const kvs_pager *pager, uint32_t layer, uint64_t tail_first, uint64_t active_pages);
+/* Freeze where a layer's pages lie, by the shape of the open pass. shape: spans [active_pages], scratch */
+kvs_status kvs_pager_plan_layer(const kvs_pager *pager, uint32_t layer, uint64_t active_tokens, uint32_t n_rows,
+                                kvs_span *spans, kvs_span_plan **plan);
+/* After a load that failed no page may be found that did not arrive. Waits for those under way. */
+void kvs_pager_forget_failed(kvs_pager *pager);
 
 /* pager_load.c */
 /* Forget what the pass does not keep and bring what it keeps, in all layers. */
@@ -131,6 +154,8 @@ kvs_status kvs_pager_wait_loads(kvs_pager *pager, uint64_t ticket);
 kvs_status kvs_pager_cancel_ring(kvs_pager *pager);
 /* Number and queue the pass's demands, and those of the next pass where they are known. */
 kvs_status kvs_pager_demand_pages(kvs_pager *pager);
+/* Look ahead again, to as many pages of the next pass as the ring holds now. Without memory it stays behind. */
+void kvs_pager_resume_lookahead(kvs_pager *pager);
 /* A pass that did not read all it had demanded leaves the ring in the middle of a layer: clean it. */
 void kvs_pager_leave_ring(kvs_pager *pager);
 /* Can a pass of n_rows over this sequence be placed? errors: EBUSY not attached; EINVAL; ENOSPACE */
@@ -145,5 +170,26 @@ kvs_status kvs_pager_settle(kvs_pager *pager);
 bool kvs_pager_can_settle_later(const kvs_pager *pager, const kvs_seq *seq, uint32_t n_rows);
 /* Before such a pass commits: wait for what was queued, and say so in the page column. */
 void kvs_pager_settle_tail(kvs_pager *pager);
+
+/* pager_lend.c */
+static inline bool kvs_pager_leases(const kvs_pager *pager, const kvs_seq *seq)
+{
+    return pager->leased_by != NULL && pager->leased_by->seq == seq;
+}
+/* errors: EBUSY leased, or its ring lends slots */
+kvs_status kvs_pager_check_unleased(const kvs_pager *pager);
+/* May a pass of n_rows over this sequence begin beside a lease? errors: EBUSY; ESTALE; ENOSPACE */
+kvs_status kvs_pager_check_lease(const kvs_pager *pager, const kvs_seq *seq, uint32_t n_rows);
+/* Room for the slots that `kvs_pager_borrow` adds. errors: ENOMEM */
+kvs_status kvs_pager_reserve_slots(kvs_pager *pager, uint32_t n_more);
+/* Keep pages in slots of `region` too, which are taken before all others. Cannot fail. */
+void kvs_pager_borrow(kvs_pager *pager, kvs_lease *region, uint64_t address, uint64_t stride_bytes, uint32_t n_slots);
+/* Let go of the borrowed slots and forget what lies there. Rows there that did not reach history are cut off.
+ * errors: EIO they were */
+kvs_status kvs_pager_give_up(kvs_pager *pager);
+/* Take the last slots out of the ring; its lookahead is dropped. errors: EIO; EBUSY; EINVAL */
+kvs_status kvs_pager_lend(kvs_pager *pager, uint32_t n_slots);
+/* The ring is whole again, and what it has looked ahead to since stays there. */
+void kvs_pager_take_back(kvs_pager *pager);
 
 #endif

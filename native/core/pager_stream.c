@@ -68,13 +68,20 @@ static kvs_status submit_layer(kvs_pager *pager, uint32_t layer, uint64_t begin,
     return demand.n_pages == 0 ? KVS_OK : of_ring(pager, kvs_ring_submit(pager->ring, &demand, 1, &first));
 }
 
-static kvs_status submit_pass(kvs_pager *pager)
+/* Of the pages that a pass streams, in the order of reading, all but the first `skip`, and `most` of these. */
+static kvs_status submit_pass(kvs_pager *pager, uint64_t skip, uint64_t most)
 {
-    for (uint32_t layer = 0; layer < pager->n_layers; layer++) {
-        kvs_status status = submit_layer(pager, layer, pager->pass[layer].prefix, pager->tail_first);
+    for (uint32_t layer = 0; layer < pager->n_layers && most != 0; layer++) {
+        const uint64_t n_pages = pager->tail_first - pager->pass[layer].prefix;
+        const uint64_t n_skipped = skip < n_pages ? skip : n_pages;
+        const uint64_t n_taken = n_pages - n_skipped < most ? n_pages - n_skipped : most;
+        const uint64_t begin = pager->pass[layer].prefix + n_skipped;
+        kvs_status status = submit_layer(pager, layer, begin, begin + n_taken);
         if (status != KVS_OK) {
             return status;
         }
+        skip -= n_skipped;
+        most -= n_taken;
     }
     return KVS_OK;
 }
@@ -114,23 +121,35 @@ kvs_status kvs_pager_demand_pages(kvs_pager *pager)
         demand += pager->tail_first - pager->pass[layer].prefix;
     }
     pager->pass_end_demand = demand;
-    if (!is_ahead) {
-        kvs_status status = submit_pass(pager);
-        if (status != KVS_OK) {
-            return status;
-        }
+    /* Lookahead beside a layer lease has ended where the ring was full. */
+    kvs_status status = submit_pass(pager, is_ahead ? pager->lookahead_pages : 0, UINT64_MAX);
+    if (status != KVS_OK) {
+        return status;
     }
     pager->has_lookahead = false;
     if ((pager->pass_first + pager->pass_rows) / KVS_PAGE_TOKENS != pager->tail_first) {
         return KVS_OK;
     }
-    kvs_status status = submit_pass(pager);
+    status = submit_pass(pager, 0, UINT64_MAX);
     pager->has_lookahead = status == KVS_OK;
     pager->lookahead_tail = pager->tail_first;
+    pager->lookahead_pages = n_pages;
     for (uint32_t layer = 0; layer < pager->n_layers; layer++) {
         pager->lookahead_prefix[layer] = pager->pass[layer].prefix;
     }
     return status;
+}
+
+/* Nothing but what has room: a demand that waits for its slot would have its slot changed when the ring grows again. */
+void kvs_pager_resume_lookahead(kvs_pager *pager)
+{
+    const uint64_t n_pages = streamed_pages(pager);
+    const uint64_t open_slots = kvs_ring_open_slots(pager->ring);
+    pager->lookahead_pages = n_pages < open_slots ? n_pages : open_slots;
+    pager->has_lookahead = submit_pass(pager, 0, pager->lookahead_pages) == KVS_OK;
+    if (!pager->has_lookahead) {
+        (void)kvs_pager_cancel_ring(pager);
+    }
 }
 
 /* A pass that did not read all it had demanded leaves the ring in the middle of a layer. */

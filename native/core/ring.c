@@ -295,6 +295,21 @@ kvs_status kvs_ring_hold(kvs_ring *ring, uint32_t n_slots)
     return KVS_OK;
 }
 
+void kvs_ring_widen(kvs_ring *ring)
+{
+    if (kvs_ring_submitted(ring) - ring->base_demand > kvs_ring_open_slots(ring)) {
+        (void)kvs_ring_cancel(ring);
+    }
+    if (ring->fills_nan && ring->n_held != 0) {
+        fill_nan(ring, ring->n_slots - ring->n_held, ring->n_held);
+    }
+    if (kvs_ring_consumed(ring) == kvs_ring_submitted(ring)) {
+        ring->base_demand = kvs_ring_consumed(ring);
+    }
+    ring->n_held = 0;
+    atomic_store_explicit(&ring->held_seen, 0, memory_order_relaxed);
+}
+
 /* ---- reports ---- */
 
 kvs_status kvs_ring_get_info(kvs_ring *ring, kvs_ring_info *info)

@@ -17,4 +17,8 @@ uint64_t kvs_ring_consumed(const kvs_ring *ring);
 /* Slots that demands pass through: all but those held. thread: owner */
 uint32_t kvs_ring_open_slots(const kvs_ring *ring);
 
+/* Give all held slots back while copies go on: what is not consumed keeps its slot, as long as no demand since the slots were
+ * held has come round to a slot again. Otherwise the demands are cancelled. thread: owner */
+void kvs_ring_widen(kvs_ring *ring);
+
 #endif

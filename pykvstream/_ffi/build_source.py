@@ -16,7 +16,7 @@ from cffi import FFI
 FENCE = re.compile(r"/\* cffi:begin \*/(.*?)/\* cffi:end \*/", re.DOTALL)
 
 
-CELLS = ("binding", "lease", "seq")
+CELLS = ("binding", "layer_lease", "lease", "seq")
 """Objects that live in cells: each gets a C function that releases what its cell holds, uninterrupted."""
 
 

@@ -92,6 +92,15 @@ class SpanPlan(Handle):
         self._layer = layer
         super().__init__(out[0], lib.kvs_span_plan_release)
 
+    @classmethod
+    def of(cls, device: Device, layer: KvLayer, pointer: Any) -> SpanPlan:
+        """A plan that the core has made; the handle owns it."""
+        plan = cls.__new__(cls)
+        plan._device = device.ptr
+        plan._layer = layer
+        Handle.__init__(plan, pointer, lib.kvs_span_plan_release)
+        return plan
+
     @property
     def info(self) -> SpanPlanInfo:
         info = make_struct("kvs_span_plan_info")

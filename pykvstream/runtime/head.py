@@ -3,28 +3,31 @@
 Shapes: hidden rows float32 ``[n, n_embd]``, logits ``[n, n_vocab]``.
 Units: positions in tokens. ``_bytes`` of copies since the head was made.
 Order: tapes are bound by the phases of the target; the caller holds the target's turn and has entered a phase.
+Drafting reads the whole history once per token: while it goes on, a lease keeps all pages on the device, in slots of
+the trunk's ring where the head's own do not suffice, and the ring is whole again before a draft is verified. Where the
+pages do not fit the head streams them in waves; no number depends on it.
 Holds: ``HeadBlueprint``, ``Head``. A row of the cache that was made of a draft is made anew from the trunk's hidden row
 before anything is drafted behind it. Drafts change nothing but the cache behind the rows that are true.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pykvstream.core.device import Device
 from pykvstream.core.kv import Cache, KvLayer, record_layout
+from pykvstream.core.layer_lease import LayerLease
 from pykvstream.core.pager import Pager, PagerInfo
 from pykvstream.core.tape import Binding, CancelFlag, Tape
 from pykvstream.graph import WeightSource, lower
 from pykvstream.models import ModelConfig
 from pykvstream.models.mtp import build_catch_up, build_step
 from pykvstream.runtime.hidden import HeadContext, Rows
-from pykvstream.runtime.layout import Placement
+from pykvstream.runtime.layout import Placement, pages_of
 
 CATCH_UP_ROWS = 64
 """Widest pass that catches up."""
@@ -77,18 +80,11 @@ class HeadBlueprint:
             tape.close()
 
 
-@dataclass(slots=True)
-class HeadCounter:
-    """What the head has run: passes of drafts, rows caught up with."""
-
-    steps: int = 0
-    caught_up: int = 0
-
-
 class Head:
-    """Cache and pager of the head, and the bindings that the active phase gives it."""
+    """Cache and pager of the head, and the bindings that the active phase gives it. ``trunk``: the pager whose ring lends
+    slots while the head drafts."""
 
-    def __init__(self, device: Device, blueprint: HeadBlueprint, placement: Placement) -> None:
+    def __init__(self, device: Device, blueprint: HeadBlueprint, placement: Placement, trunk: Pager) -> None:
         with ExitStack() as stack:
             self.cache = stack.enter_context(Cache(device, (blueprint.layer,)))
             self.pager = stack.enter_context(Pager(device, self.cache))
@@ -96,7 +92,9 @@ class Head:
         self.blueprint = blueprint
         self.placement = placement
         self.bindings: tuple[Binding, ...] = ()
-        self.counter = HeadCounter()
+        self._device = device
+        self._trunk = trunk
+        self._lease: LayerLease | None = None
 
     @property
     def pager_info(self) -> PagerInfo:
@@ -111,10 +109,8 @@ class Head:
 
         After an error the rows that were written are true.
         """
-        self.recover()
-        if context.hidden.first > context.end and context.n_behind(n_tokens) > 0:
-            context.restart(min(context.hidden.first, n_tokens))
-        self._cut(context)
+        self._recover_pass()
+        self._prepare(context, n_tokens)
         while context.n_behind(n_tokens) > 0:
             begin = context.end
             n = min(context.n_behind(n_tokens), self.blueprint.rows)
@@ -122,9 +118,47 @@ class Head:
             hidden = np.concatenate([self._before(context, begin), context.hidden.between(begin, begin + n - 1)])
             self._run(1, context, ids, hidden, (), begin, cancel)
             context.n_true += n
-            self.counter.caught_up += n
+            context.counter.caught_up += n
         # As many stay as a draft, or a truncation within the log of a recurrent state, goes back.
         context.hidden.drop_before(context.end - self.blueprint.rows - 1)
+
+    @contextmanager
+    def drafting(
+        self, context: HeadContext, tokens: Sequence[int], n_tokens: int, n_drafts: int, cancel: CancelFlag
+    ) -> Iterator[None]:
+        """Catch up with the first ``n_tokens`` tokens, and have every page on the device until it ends, if they fit:
+        up to ``n_drafts`` rows behind them can be made meanwhile.
+        """
+        self.recover()
+        n_alone = n_tokens - self.blueprint.rows + n_drafts
+        if context.n_behind(n_alone) > 0:
+            self.catch_up(context, tokens, n_alone, cancel)
+        self._prepare(context, n_tokens)
+        try:
+            self._take_lease(context, n_tokens - context.base + n_drafts)
+            self.catch_up(context, tokens, n_tokens, cancel)
+            yield
+        finally:
+            self.recover()
+
+    def _take_lease(self, context: HeadContext, n_rows: int) -> None:
+        lender, fits = self._lender(n_rows)
+        if not fits:
+            context.counter.rounds_in_waves += 1
+            return
+        self._lease = LayerLease(self._device)
+        self._lease.acquire(self.pager, context.seq, n_rows, lender=lender)
+        context.counter.add_lease(self._lease.info)
+
+    def _lender(self, n_rows: int) -> tuple[Pager | None, bool]:
+        """Whose ring lends the slots that are missing, and whether any can. A ring keeps a slot for itself."""
+        n_missing = pages_of(n_rows) - self.placement.resident_pages[0]
+        if n_missing <= 0:
+            return None, True
+        for pager in (self.pager, self._trunk):
+            if n_missing < pager.info.ring_slots:
+                return pager, True
+        return None, False
 
     def step(
         self, context: HeadContext, token: int, hidden: Rows, position: int, cancel: CancelFlag
@@ -132,8 +166,9 @@ class Head:
         """One row behind all others; logits of the token after it ``[n_vocab]``, and its hidden row ``[1, n_embd]``."""
         logits = np.empty((1, self.blueprint.n_vocab), np.float32)
         out = np.empty((1, self.blueprint.n_embd), np.float32)
+        before = self.pager.info
         self._run(0, context, np.array([token], np.uint32), hidden, (logits, out), position, cancel)
-        self.counter.steps += 1
+        context.counter.add_step(before, self.pager.info)
         row: NDArray[np.float32] = logits[0]
         return row, out
 
@@ -146,8 +181,11 @@ class Head:
         row = context.hidden.at(position - 1)
         return np.zeros((1, self.blueprint.n_embd), np.float32) if row is None else row
 
-    def _cut(self, context: HeadContext) -> None:
-        """Drop what is behind the rows that are true."""
+    def _prepare(self, context: HeadContext, n_tokens: int) -> None:
+        """Begin anew where hidden rows were lost, and drop what is behind the rows that are true."""
+        context.n_true = min(context.n_true, context.seq.info.committed_tokens)  # a failed write may have cost some
+        if context.hidden.first > context.end and context.n_behind(n_tokens) > 0:
+            context.restart(min(context.hidden.first, n_tokens))
         if context.seq.info.committed_tokens > context.n_true:
             self.pager.truncate(context.seq, context.n_true)
 
@@ -169,13 +207,23 @@ class Head:
             self.bindings[which].run(ids, _NO_ROWS, outputs, cancel, positions=positions, inputs=inputs)
             self.pager.end(n)
         except BaseException:
-            self.recover()
+            self._recover_pass()
             raise
 
-    def recover(self) -> None:
-        """End a pass that a failure or an interrupt left open."""
+    def _recover_pass(self) -> None:
         if self.pager.info.is_in_pass:
             self.pager.end(0)
+
+    def recover(self) -> None:
+        """End a pass and give a lease back that a failure or an interrupt has left."""
+        self._recover_pass()
+        lease = self._lease
+        if lease is not None:
+            try:
+                lease.give_back()
+            finally:
+                lease.close()
+                self._lease = None
 
     def fork(self, context: HeadContext) -> HeadContext:
         """What the head knows of a sequence that goes on alone."""
@@ -193,10 +241,14 @@ class Head:
             context.close()
 
     def check_integrity(self) -> None:
-        """Recompute every invariant of cache and pager."""
+        """Recompute every invariant of cache, pager and lease."""
         self.cache.check_integrity()
         self.pager.check_integrity()
+        if self._lease is not None:
+            self._lease.check_integrity()
 
     def close(self) -> None:
-        """Give cache and pager back. A second call does nothing."""
+        """Give everything back. A second call does nothing."""
+        if self._lease is not None:
+            self._lease.close()
         self._handles.close()

@@ -4,17 +4,20 @@ Shapes: hidden rows float32 ``[n, n_embd]``, by the position of their token.
 Units: positions in tokens.
 Order: the trunk's passes append; the head catches up before it drafts and lets rows go then. Of more than ``bound``
 rows the oldest are dropped: a head that never drafts takes no more memory than that.
-Holds: ``HiddenRows``, ``HeadContext``.
+Holds: ``HiddenRows``, ``HeadContext``; ``HeadCounter`` and the ``HeadStats`` that it shows.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pykvstream.core.kv import Seq
+from pykvstream.core.layer_lease import LayerLeaseInfo
+from pykvstream.core.pager import PagerInfo
 
 Rows = NDArray[np.float32]
 
@@ -91,6 +94,62 @@ class HiddenRows:
         return child
 
 
+@dataclass(frozen=True, slots=True)
+class HeadStats:
+    """What the MTP head has run for a session, and what it took to have its pages on the device.
+
+    ``steps``: rows that drafted. ``caught_up``: rows that only followed. ``leases``: rounds for which all pages were on
+    the device at once; ``rounds_in_waves``: those for which they had no room. ``leased_bytes``: brought when a lease was
+    taken, ``reused_pages``: there already. ``step_bytes``: brought while drafting, none of it under a lease.
+    ``most_held_slots``: of a ring, under one lease.
+    """
+
+    steps: int
+    caught_up: int
+    leases: int
+    rounds_in_waves: int
+    leased_bytes: int
+    reused_pages: int
+    step_bytes: int
+    most_held_slots: int
+
+
+class HeadCounter:
+    """Counts it."""
+
+    def __init__(self) -> None:
+        self.caught_up = self.rounds_in_waves = 0
+        self._steps = self._leases = self._leased_bytes = self._reused_pages = 0
+        self._step_bytes = self._most_held_slots = 0
+
+    def add_step(self, before: PagerInfo, after: PagerInfo) -> None:
+        """A row was drafted from; the pager before and behind it."""
+        self._steps += 1
+        self._step_bytes += after.loaded_bytes - before.loaded_bytes
+        self._step_bytes += after.streamed_bytes - before.streamed_bytes
+
+    def add_lease(self, lease: LayerLeaseInfo) -> None:
+        """A lease was taken."""
+        self._leases += 1
+        self._leased_bytes += lease.populated_bytes
+        self._reused_pages += lease.reused_pages
+        self._most_held_slots = max(self._most_held_slots, lease.n_held_slots)
+
+    @property
+    def stats(self) -> HeadStats:
+        """What was counted so far."""
+        return HeadStats(
+            self._steps,
+            self.caught_up,
+            self._leases,
+            self.rounds_in_waves,
+            self._leased_bytes,
+            self._reused_pages,
+            self._step_bytes,
+            self._most_held_slots,
+        )
+
+
 class HeadContext:
     """The head's cache of one sequence: row r belongs to position ``base + r``; the first ``n_true`` rows were made of
     hidden rows of the trunk, those behind them of drafts.
@@ -103,6 +162,7 @@ class HeadContext:
         self.base = 0
         self.n_true = 0
         self.hidden = HiddenRows(n_embd, bound)
+        self.counter = HeadCounter()
         self._kept: dict[int, Rows] = {}
 
     @property

@@ -72,7 +72,7 @@ class Part:
             self.head: Head | None = None
             placement = self.plan.phases[Phase.DECODE.value].head
             if blueprint.head is not None and placement is not None:
-                self.head = Head(device, blueprint.head, placement)
+                self.head = Head(device, blueprint.head, placement, self.pager)
                 stack.callback(self.head.close)
             self._coordinator = stack.enter_context(PhaseCoordinator(self._arena))
             self._resources = PhaseResources(
@@ -213,6 +213,8 @@ class Part:
 
     def abandon(self) -> None:
         """Give up a pass that an interrupt left open."""
+        if self.head is not None:
+            self.head.recover()
         if self.pager.info.is_in_pass:
             self.pager.end(0)
 

@@ -16,6 +16,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from typing import Literal
@@ -30,7 +31,7 @@ from pykvstream.errors import Busy, Cancelled, Closed, ContextFull, InvalidArgum
 from pykvstream.runtime.checkpoints import grid_point
 from pykvstream.runtime.context import Context
 from pykvstream.runtime.head import Head
-from pykvstream.runtime.hidden import HeadContext
+from pykvstream.runtime.hidden import HeadContext, HeadStats
 from pykvstream.runtime.layout import PAGE_TOKENS, require_callable, require_int
 from pykvstream.runtime.saving import Saved, load_context, save_context
 from pykvstream.runtime.target import Call, Phase, Target, as_tokens
@@ -56,7 +57,8 @@ class SessionStats:
     ``resident_pages`` and ``ring_slots`` are the pool's, which the sessions of a model share. Tokens count each time
     they are run: again after a truncation, and also where the call failed later on. ``recomputed_tokens``: of all
     these, the ones that were run only to bring a recurrent state back. Tokens of drafts count where they were right;
-    ``draft`` tells of all of them, where there was drafting. ``passes``: over the model, without those of an MTP head.
+    ``draft`` tells of all of them, where there was drafting, ``head`` what the MTP head ran, where it is at work.
+    ``passes``: over the model, without those of an MTP head.
     """
 
     arena_bytes: int
@@ -74,14 +76,12 @@ class SessionStats:
     recomputed_tokens: int
     prefill_tokens_per_s: float
     decode_tokens_per_s: float
+    head: HeadStats | None = None
     draft: DraftStats | None = None
 
     def as_dict(self) -> dict[str, object]:
-        """All figures by name, derived ones too; those of drafting under ``draft``, where there was any."""
-        figures = asdict(self)
-        if self.draft is None:
-            del figures["draft"]
-        return figures
+        """All figures by name, derived ones too; those of drafting under ``draft`` and ``head``, where there was any."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 class _Meter:
@@ -222,16 +222,17 @@ class TokenSession:
             started = time.perf_counter()
             self._target.enter(Phase.DECODE)
             try:
-                with self._target.span("catch up", rows=known.n_behind(n_cached)):
-                    head.catch_up(known, self._tokens, n_cached, self._cancel)
-                token: int | None = self._tokens[-1]
-                hidden = head.pending(known, n_cached)
-                for position in range(n_cached, n_cached + n_left):
-                    if token is None:
-                        return
-                    with self._target.span("draft step", behind=position):
-                        logits, hidden = head.step(known, token, hidden, position, self._cancel)
-                    token = choose(logits, position + 1)
+                with ExitStack() as stack:
+                    with self._target.span("catch up", rows=known.n_behind(n_cached)):
+                        stack.enter_context(head.drafting(known, self._tokens, n_cached, n_left, self._cancel))
+                    token: int | None = self._tokens[-1]
+                    hidden = head.pending(known, n_cached)
+                    for position in range(n_cached, n_cached + n_left):
+                        if token is None:
+                            return
+                        with self._target.span("draft step", behind=position):
+                            logits, hidden = head.step(known, token, hidden, position, self._cancel)
+                        token = choose(logits, position + 1)
             except Cancelled:
                 self._cancel.clear()
                 self._target.require_open()
@@ -597,6 +598,7 @@ class TokenSession:
             recomputed_tokens=self._meter.recomputed,
             prefill_tokens_per_s=self._meter.rate(Phase.PREFILL, n_prefilled),
             decode_tokens_per_s=self._meter.rate(Phase.DECODE, n_decoded),
+            head=None if self._context.head is None else self._context.head.counter.stats,
         )
 
     def close(self) -> None:

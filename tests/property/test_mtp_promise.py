@@ -363,8 +363,9 @@ def test_nothing_is_copied_while_the_layer_is_resident(path: Path) -> None:
         head = model._target.head
         assert head is not None
         listen(session, PROMPT, 60, GREEDY, speculation(), ignore_eos=True)
-        info = head.pager_info
-        assert head.counter.steps > 0
+        info, stats = head.pager_info, session.stats.head
+        assert stats is not None and stats.steps > 0 and stats.leases > 0
+        assert (stats.leased_bytes, stats.step_bytes, stats.rounds_in_waves, stats.most_held_slots) == (0, 0, 0, 0)
         assert (info.copies, info.streamed_bytes, info.loaded_bytes) == (0, 0, 0)
 
 
