@@ -130,6 +130,7 @@ class Head:
         up to ``n_drafts`` rows behind them can be made meanwhile.
         """
         self.recover()
+        self._prepare(context, n_tokens)
         n_alone = n_tokens - self.blueprint.rows + n_drafts
         if context.n_behind(n_alone) > 0:
             self.catch_up(context, tokens, n_alone, cancel)
