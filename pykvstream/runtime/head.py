@@ -81,8 +81,10 @@ class HeadBlueprint:
 
 
 class Head:
-    """Cache and pager of the head, and the bindings that the active phase gives it. ``trunk``: the pager whose ring lends
-    slots while the head drafts."""
+    """Cache and pager of the head, and the bindings that the active phase gives it.
+
+    ``trunk``: the pager whose ring lends slots while the head drafts.
+    """
 
     def __init__(self, device: Device, blueprint: HeadBlueprint, placement: Placement, trunk: Pager) -> None:
         with ExitStack() as stack:

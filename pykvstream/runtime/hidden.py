@@ -98,9 +98,9 @@ class HiddenRows:
 class HeadStats:
     """What the MTP head has run for a session, and what it took to have its pages on the device.
 
-    ``steps``: rows that drafted. ``caught_up``: rows that only followed. ``leases``: rounds for which all pages were on
-    the device at once; ``rounds_in_waves``: those for which they had no room. ``leased_bytes``: brought when a lease was
-    taken, ``reused_pages``: there already. ``step_bytes``: brought while drafting, none of it under a lease.
+    ``steps``: rows that drafted. ``caught_up``: rows that only followed. ``leases``: rounds for which all pages were
+    on the device at once; ``rounds_in_waves``: those for which they had no room. ``leased_bytes``: brought when a
+    lease was taken, ``reused_pages``: there already. ``step_bytes``: brought while drafting, none of it under a lease.
     ``most_held_slots``: of a ring, under one lease.
     """
 

@@ -80,7 +80,7 @@ class SessionStats:
     draft: DraftStats | None = None
 
     def as_dict(self) -> dict[str, object]:
-        """All figures by name, derived ones too; those of drafting under ``draft`` and ``head``, where there was any."""
+        """All figures by name, derived ones too; under ``draft`` and ``head`` those of drafting, if there was any."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
