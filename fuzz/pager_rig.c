@@ -90,10 +90,10 @@ static void record_tape(rig *rig)
 {
     uint32_t id = 0;
     EXPECT_OK(kvs_tape_create(rig->device, MAX_ROWS, 1, &rig->tape));
-    for (uint32_t layer = 0; layer < N_LAYERS; layer++) {
+    for (uint32_t layer = 0; layer < rig->n_layers; layer++) {
         EXPECT_OK(kvs_tape_add_layer(rig->tape, &LAYERS[layer], &id));
     }
-    for (uint32_t layer = 0; layer < N_LAYERS; layer++) {
+    for (uint32_t layer = 0; layer < rig->n_layers; layer++) {
         record_layer(rig, layer);
     }
     EXPECT_OK(kvs_tape_seal(rig->tape));
@@ -116,17 +116,23 @@ static void divide_arena(rig *rig, uint64_t pool_bytes, uint64_t workspace_bytes
 
 void rig_open(rig *rig, bool is_deferred, uint64_t seed)
 {
+    rig_open_beside(rig, script_device(KVS_DEVICE_POISON_RELEASED | KVS_DEVICE_STRICT_HISTORY |
+                                           (is_deferred ? KVS_DEVICE_DEFERRED : 0u), seed), N_LAYERS, N_SLOTS);
+}
+
+void rig_open_beside(rig *rig, kvs_device *device, uint32_t n_layers, uint32_t n_slots)
+{
     fill_tables(rig);
-    rig->device = script_device(KVS_DEVICE_POISON_RELEASED | KVS_DEVICE_STRICT_HISTORY |
-                                    (is_deferred ? KVS_DEVICE_DEFERRED : 0u), seed);
-    EXPECT_OK(kvs_cache_create(rig->device, LAYERS, N_LAYERS, &rig->cache));
+    rig->device = device;
+    rig->n_layers = n_layers;
+    EXPECT_OK(kvs_cache_create(rig->device, LAYERS, n_layers, &rig->cache));
     record_tape(rig);
     kvs_cache_info cache = {.struct_size = sizeof cache};
     kvs_tape_info tape = {.struct_size = sizeof tape};
     EXPECT_OK(kvs_cache_get_info(rig->cache, &cache));
     EXPECT_OK(kvs_tape_get_info(rig->tape, &tape));
     EXPECT(cache.max_record_bytes <= sizeof rig->record);
-    divide_arena(rig, N_SLOTS * cache.max_record_bytes, tape.workspace_bytes);
+    divide_arena(rig, n_slots * cache.max_record_bytes, tape.workspace_bytes);
     EXPECT_OK(kvs_pager_create(rig->cache, &rig->pager));
     EXPECT_OK(kvs_tape_bind(rig->tape, rig->arena, rig->workspace, rig->pager, &rig->binding));
 }
@@ -159,11 +165,12 @@ static void release_part(rig *rig, uint32_t part)
     }
 }
 
-void rig_close(rig *rig, kvs_seq **seqs, uint32_t n_seqs, uint32_t order)
+void rig_release(rig *rig, kvs_seq **seqs, uint32_t n_seqs, uint32_t order)
 {
-    enum { N_PARTS = 6 + N_WEIGHTS };
-    uint32_t parts[N_PARTS + 8];
-    const uint32_t n = N_PARTS + n_seqs;
+    enum { MOST_PARTS = 6 + N_WEIGHTS + 8 };
+    uint32_t parts[MOST_PARTS];
+    const uint32_t n_parts = 6 + 3 * rig->n_layers;
+    const uint32_t n = n_parts + n_seqs;
     for (uint32_t i = 0; i < n; i++) {
         parts[i] = i;
     }
@@ -171,13 +178,18 @@ void rig_close(rig *rig, kvs_seq **seqs, uint32_t n_seqs, uint32_t order)
     for (uint32_t i = n; i > 0; i--) {
         state = state * 1664525u + 1013904223u;
         const uint32_t at = order == 0 ? 0 : (state >> 16) % i;
-        if (parts[at] < N_PARTS) {
+        if (parts[at] < n_parts) {
             release_part(rig, parts[at]);
         } else {
-            kvs_seq_release(seqs[parts[at] - N_PARTS]);
+            kvs_seq_release(seqs[parts[at] - n_parts]);
         }
         memmove(&parts[at], &parts[at + 1], (i - at - 1) * sizeof parts[0]);
     }
+}
+
+void rig_close(rig *rig, kvs_seq **seqs, uint32_t n_seqs, uint32_t order)
+{
+    rig_release(rig, seqs, n_seqs, order);
     script_device_close(rig->device);
 }
 
@@ -228,7 +240,7 @@ static void check_row(const rig *rig, uint32_t layer, const uint32_t *tokens, ui
 
 void rig_check_outputs(const rig *rig, const uint32_t *tokens, uint64_t first, uint32_t n_rows)
 {
-    for (uint32_t layer = 0; layer < N_LAYERS; layer++) {
+    for (uint32_t layer = 0; layer < rig->n_layers; layer++) {
         check_row(rig, layer, tokens, first, 0);
         check_row(rig, layer, tokens, first, n_rows / 2);
         check_row(rig, layer, tokens, first, n_rows - 1);

@@ -13,6 +13,7 @@ enum { TABLE_K, TABLE_V, TABLE_Q };
 
 typedef struct rig {
     kvs_device *device;
+    uint32_t n_layers; /* the first of them */
     kvs_cache *cache;
     kvs_arena *arena;
     kvs_lease *pool;
@@ -31,8 +32,14 @@ uint32_t rig_cols(uint32_t layer);
 
 void rig_open(rig *rig, bool is_deferred, uint64_t seed);
 
+/* The same over a device that is there, with fewer layers or slots. */
+void rig_open_beside(rig *rig, kvs_device *device, uint32_t n_layers, uint32_t n_slots);
+
 /* Everything goes, in an order drawn from `order`; `seqs` with it. */
 void rig_close(rig *rig, kvs_seq **seqs, uint32_t n_seqs, uint32_t order);
+
+/* The same, and the device stays. */
+void rig_release(rig *rig, kvs_seq **seqs, uint32_t n_seqs, uint32_t order);
 
 /* Attention of rows at `first` and behind, as the newest run left it, is that of the tokens before. */
 void rig_check_outputs(const rig *rig, const uint32_t *tokens, uint64_t first, uint32_t n_rows);

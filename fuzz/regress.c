@@ -24,7 +24,7 @@ typedef struct target {
 } target;
 
 static const target TARGETS[] = {
-    {"arena", script_arena}, {"cache", script_cache}, {"pager", script_pager},
+    {"arena", script_arena}, {"cache", script_cache}, {"lease", script_lease}, {"pager", script_pager},
     {"phase", script_phase}, {"ring", script_ring},   {"tape", script_tape},
 };
 

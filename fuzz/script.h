@@ -51,6 +51,7 @@ uint32_t step_u16(const step *step, uint32_t at);
 
 void script_arena(script *script);
 void script_cache(script *script);
+void script_lease(script *script);
 void script_pager(script *script);
 void script_phase(script *script);
 void script_ring(script *script);

@@ -46,6 +46,8 @@ ACTIONS = {
     "FINISH": 1,
     "CANCEL": 1,
     "FAIL": 3,
+    "LEASE": 4,
+    "GIVE_BACK": 1,
 }
 """Operand bytes of each action; its place is its opcode."""
 

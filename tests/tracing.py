@@ -97,11 +97,16 @@ class TraceRig:
 
 
 def open_trace_rig(
-    path: str | os.PathLike[str], *, residency: float = 0.1, costs: TraceCosts = SLOW_BUS, ctx: int = CTX_TOKENS
+    path: str | os.PathLike[str],
+    *,
+    residency: float = 0.1,
+    costs: TraceCosts = SLOW_BUS,
+    ctx: int = CTX_TOKENS,
+    mtp: bool = False,
 ) -> TraceRig:
     file = GgufFile.open(path)
     device = TraceDevice(costs)
-    options = TargetOptions(GgmlType.Q8_0, GgmlType.Q8_0, UBATCH, ctx)
+    options = TargetOptions(GgmlType.Q8_0, GgmlType.Q8_0, UBATCH, ctx, mtp=mtp)
     blueprint = Blueprint(file, ModelConfig.from_gguf(file), device, options)
     smallest = smallest_arena_bytes(blueprint.shape, ctx, blueprint.needs)
     largest = recommended_arena_bytes(blueprint.shape, ctx, blueprint.needs)

@@ -2,9 +2,9 @@
  *
  * A device of KVS_BACKEND_TRACE hands out addresses without memory behind them. Operations and copies declare which bytes
  * they read and write, take virtual time, and are compared with whoever touched those bytes last. Order counts only where
- * the code makes it: program order of the compute stream, first in first out of a copy stream, a copy behind its gate, a
- * reader behind the counter that it waited for or looked at. That two accesses happen to follow one another in virtual
- * time is no order, so a lost fence is found under any costs. Four streams: compute (the caller's thread), and the copies
+ * the code makes it: program order of the compute stream, first in first out of a copy stream (of each ring, where copies
+ * have gates), a copy behind its gate, a reader behind the counter that it waited for or looked at. That two accesses happen
+ * to follow one another in virtual time is no order, so a lost fence is found under any costs. Four streams: compute (the caller's thread), and the copies
  * without gate, the copies with gate, and the copies out, of which the first two share one engine.
  *
  * With KVS_DEVICE_DEFERRED copies are chosen instead of timed, at the same places as on a deferred CPU device: one schedule

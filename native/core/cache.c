@@ -4,6 +4,11 @@
 
 #include <string.h>
 
+uint64_t kvs_cache_identity(const kvs_cache *cache)
+{
+    return cache->identity;
+}
+
 kvs_device *kvs_cache_device(const kvs_cache *cache)
 {
     return cache->device;
@@ -174,6 +179,7 @@ kvs_status kvs_cache_create(kvs_device *device, const kvs_kv_layer *layers, uint
         return KVS_ENOMEM;
     }
     made->device = device;
+    made->identity = kvs_device_next_id(device);
     made->n_layers = n_layers;
     atomic_init(&made->n_claims, 1);
     made->layers = kvs_array_alloc(device, n_layers, sizeof *made->layers);

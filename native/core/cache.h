@@ -27,6 +27,9 @@ typedef struct kvs_page_view {
 } kvs_page_view;
 
 kvs_device *kvs_cache_device(const kvs_cache *cache);
+
+/* Above 0, unique on the device. */
+uint64_t kvs_cache_identity(const kvs_cache *cache);
 const kvs_kv_layer *kvs_cache_layer(const kvs_cache *cache, uint32_t layer);
 const kvs_record_info *kvs_cache_record(const kvs_cache *cache, uint32_t layer);
 
@@ -89,6 +92,7 @@ typedef struct kvs_page {
 
 struct kvs_cache {
     kvs_device *device;
+    uint64_t identity;
     _Atomic uint64_t n_claims;
     kvs_seq *sequences;
     kvs_page *columns;

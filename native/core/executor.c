@@ -311,6 +311,7 @@ kvs_status kvs_binding_run(kvs_binding *binding, const kvs_pass_desc *pass)
                             .n_layers = view.n_layers,
                             .active_pages = view.active_pages,
                             .first_token = view.first_token,
+                            .cache_id = view.cache_id,
                             .page_tables = view.page_tables};
     const uint64_t begin_ns = kvs_timeline_begin(binding->device);
     status = replay(binding, pass, &step, view.active_pages);

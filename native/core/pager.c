@@ -303,12 +303,14 @@ kvs_status kvs_pager_forget(kvs_pager *pager)
 }
 
 /* Pages of a column that goes away would be found by no one: their slots are given back. The page that is cut keeps its slot,
- * its first rows are still true. */
+ * its first rows are still true. Of a sequence that was changed past the pager nothing is known, before as behind: the next
+ * pass finds its pages by their ids, and a lease of it stays stale. */
 kvs_status kvs_pager_truncate(kvs_pager *pager, kvs_seq *seq, uint64_t n_tokens)
 {
     if (pager == NULL || seq == NULL) {
         return kvs_refuse(pager == NULL ? NULL : pager->device);
     }
+    const bool is_known = pager->generation == kvs_seq_generation(seq);
     kvs_status status = check_idle(pager);
     if (status == KVS_OK) {
         status = kvs_pager_settle(pager);
@@ -316,11 +318,15 @@ kvs_status kvs_pager_truncate(kvs_pager *pager, kvs_seq *seq, uint64_t n_tokens)
     if (status == KVS_OK) {
         status = kvs_seq_truncate(seq, n_tokens);
     }
-    if (status == KVS_OK && kvs_pager_leases(pager, seq)) {
+    if (status == KVS_OK && is_known && kvs_pager_leases(pager, seq)) {
         pager->generation = kvs_seq_generation(seq);
     }
     if (status != KVS_OK || pager->current != seq) {
         return status;
+    }
+    if (!is_known) {
+        kvs_pager_set_current(pager, NULL);
+        return kvs_pager_cancel_ring(pager);
     }
     for (uint32_t layer = 0; layer < pager->n_layers; layer++) {
         kvs_pager_forget_pages(pager, layer, kvs_div_up(n_tokens, KVS_PAGE_TOKENS), pager->where_pages);

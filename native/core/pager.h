@@ -11,6 +11,7 @@ typedef struct kvs_pass_view {
     uint32_t n_layers;
     uint64_t first_token;               /* committed tokens before the pass */
     uint64_t seq_id;                    /* as kvs_seq_info says */
+    uint64_t cache_id;
     uint64_t n_rewrites;
     uint64_t active_pages;              /* per layer */
     const uint64_t *const *page_tables; /* [layer][active_pages]; entries are valid between acquire and release */

@@ -254,6 +254,7 @@ kvs_status kvs_pager_view_pass(kvs_pager *pager, kvs_pass_view *view)
                             .n_layers = pager->n_layers,
                             .first_token = pager->pass_first,
                             .seq_id = kvs_seq_identity(pager->current),
+                            .cache_id = kvs_cache_identity(pager->cache),
                             .n_rewrites = kvs_seq_rewrites(pager->current),
                             .active_pages = pager->active_pages,
                             .page_tables = pager->tables};

@@ -100,6 +100,7 @@ struct kvs_step {
     uint32_t n_inputs;
     uint32_t n_layers;                  /* of page_tables */
     uint64_t active_pages;              /* entries of each page table */
+    uint64_t cache_id;                  /* of the pages: layers of two caches are not the same */
     uint64_t first_token;               /* committed tokens before the pass: row r is token first_token + r */
     const uint64_t *const *page_tables; /* [layer][absolute page] device addresses */
     const kvs_delta_view *deltas;       /* [recurrent layer] */

@@ -224,6 +224,47 @@ static void test_pager(void)
     rig_close(device);
 }
 
+static void test_layer_lease(void)
+{
+    kvs_device *device = rig_device(0, 0);
+    kvs_cache *cache = NULL;
+    kvs_seq *seq = NULL;
+    kvs_pager *pager = NULL;
+    kvs_layer_lease *layer = NULL;
+    CHECK_OK(kvs_cache_create(device, layers, 1, &cache));
+    CHECK_OK(kvs_seq_create(cache, 8 * P, &seq));
+    CHECK_OK(kvs_pager_create(cache, &pager));
+    kvs_lease *lease = rig_lease(device, 6 * cache->max_record_bytes);
+    const uint32_t pages = 2;
+    const kvs_placement placement = {
+        .struct_size = sizeof placement, .n_layers = 1, .resident_pages = &pages, .ring_slots = 4, .max_rows = P};
+    CHECK_OK(kvs_pager_attach(pager, lease, &placement));
+    take_pass(pager, seq, P);
+    take_pass(pager, seq, P);
+    take_pass(pager, seq, P);
+    const kvs_layer_lease_desc desc = {.struct_size = sizeof desc,
+                                       .pager = pager,
+                                       .lender = pager,
+                                       .seq = seq,
+                                       .generation = kvs_seq_generation(seq),
+                                       .reserved_tokens = 3 * P + 4};
+    CHECK_OK(kvs_layer_lease_acquire_populated(&desc, &layer));
+    FINDS(kvs_layer_lease_check_integrity(layer), pager->leased_by, NULL);
+    FINDS(kvs_layer_lease_check_integrity(layer), pager->lent_to, NULL);
+    FINDS(kvs_layer_lease_check_integrity(layer), pager->n_borrowed, 1);
+    FINDS(kvs_layer_lease_check_integrity(layer), pager->ring->held_seen, 3);
+    FINDS(kvs_layer_lease_check_integrity(layer), pager->borrowed_address, 0);
+    pager->n_free--; /* a page that is out needs a slot to come back to */
+    FINDS(kvs_layer_lease_check_integrity(layer), pager->where[0][0], KVS_NONE);
+    pager->n_free++;
+    kvs_layer_lease_release(layer);
+    kvs_seq_release(seq);
+    kvs_pager_release(pager);
+    kvs_lease_release(lease);
+    kvs_cache_release(cache);
+    rig_close(device);
+}
+
 int main(void)
 {
     test_arena();
@@ -232,6 +273,7 @@ int main(void)
     test_extent_that_nobody_needs();
     test_ring();
     test_pager();
+    test_layer_lease();
     CHECK_STATUS(kvs_arena_check_integrity(NULL), KVS_EINVAL);
     CHECK_STATUS(kvs_coordinator_check_integrity(NULL), KVS_EINVAL);
     CHECK_STATUS(kvs_cache_check_integrity(NULL), KVS_EINVAL);

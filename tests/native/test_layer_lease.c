@@ -3,6 +3,8 @@
 
 #include "kvstream/layer_lease.h"
 
+#include <math.h>
+
 enum { HEAD_SLOTS = 4, HEAD_CTX = 8 * P };
 
 /* The trunk is the bench; a row of the head says which token it is of as one of layer 0 does. */
@@ -229,6 +231,44 @@ static void test_a_suffix_lies_in_the_last_slots_of_the_ring(uint32_t flags)
     CHECK_U64(info.populated_pages, 2);
     give_back(&d);
     head_pass(&d, 3);
+    close_duo(&d);
+}
+
+/* Zero keys weigh all rows alike, and row t has value t: the last row sees the mean of 0 to 1,016. */
+static void test_attention_over_a_lease_is_the_mean_of_what_lies_there(void)
+{
+    static uint8_t record[P * 256];
+    static float k[P * 16];
+    static float v[P * 16];
+    duo d;
+    open_duo(&d, 0);
+    CHECK_OK(kvs_seq_append(d.seq, 1017));
+    CHECK_OK(kvs_seq_commit(d.seq, 1017));
+    for (uint64_t page = 0; page < 4; page++) {
+        const uint32_t rows = page < 3 ? P : 1017 - 3 * P;
+        for (uint32_t i = 0; i < rows * 16; i++) {
+            v[i] = (float)(page * P + i / 16);
+        }
+        CHECK_OK(kvs_record_encode_rows(d.trunk.device, &layers[0], record, 0, rows, k, v));
+        CHECK_OK(kvs_seq_write_page_wait(d.seq, 0, page, record, rows));
+    }
+    acquire(&d, 8);
+    CHECK_U64(lease_info(&d).n_held_slots, 2);
+    kvs_span_plan *plan = NULL;
+    CHECK_OK(kvs_layer_lease_plan(d.lease, lease_info(&d).generation, 1, &plan));
+    kvs_span_plan_info info = {.struct_size = sizeof info};
+    CHECK_OK(kvs_span_plan_get_info(plan, &info));
+    CHECK_U64(info.n_spans, 3);
+    CHECK_U64(info.active_tokens, 1017);
+    const float q[16] = {1.0F};
+    float out[16];
+    const kvs_attend_desc attend = {
+        .struct_size = sizeof attend, .n_query_heads = 1, .plan = plan, .q = q, .out = out, .scale = 0.25F};
+    CHECK_OK(kvs_attend_run(d.trunk.device, &attend));
+    for (uint32_t i = 0; i < 16; i++) {
+        CHECK(fabsf(out[i] - 508.0F) < 1e-3F); /* a sum of 1,017 weights in single precision */
+    }
+    kvs_span_plan_release(plan);
     close_duo(&d);
 }
 
@@ -629,6 +669,7 @@ int main(void)
         test_truncation_keeps_the_lease(flags[i]);
         test_a_failed_population_gives_everything_back(flags[i]);
     }
+    test_attention_over_a_lease_is_the_mean_of_what_lies_there();
     test_a_ring_lends_to_its_own_pager();
     test_what_cannot_be_leased_is_refused();
     test_a_tail_beyond_the_share_is_refused();

@@ -15,6 +15,7 @@ from tests.alphabet import DRIVER, ScriptedMachine
 from tests.meta.tree import ROOT
 from tests.property.test_arena_machine import ArenaMachine
 from tests.property.test_cache_machine import CacheMachine
+from tests.property.test_layer_lease_machine import LayerLeaseMachine
 from tests.property.test_pager_machine import PagerMachine
 from tests.property.test_phase_machine import PhaseMachine
 from tests.property.test_ring_machine import RingMachine
@@ -37,7 +38,9 @@ def scripts_of(machine: type[ScriptedMachine]) -> set[bytes]:
 
 
 @pytest.mark.skipif(not (ROOT / DRIVER).exists(), reason="the C driver is not built (make test-native)")
-@pytest.mark.parametrize("machine", [ArenaMachine, CacheMachine, PagerMachine, PhaseMachine, RingMachine])
+@pytest.mark.parametrize(
+    "machine", [ArenaMachine, CacheMachine, LayerLeaseMachine, PagerMachine, PhaseMachine, RingMachine]
+)
 def test_c_does_what_the_machine_did(machine: type[ScriptedMachine], tmp_path: Path) -> None:
     scripts = scripts_of(machine)
     assert len(scripts) > 5

@@ -5,6 +5,7 @@
 /* The bytes of one operation by what they cost. */
 struct tally {
     kvs_trace *trace;
+    uint64_t cache_id;
     kvs_trace_access access;
     uint32_t layer;
     uint64_t weight_bytes;
@@ -37,7 +38,7 @@ static void visit(void *user, const kvs_access *access)
     if (access->kind == KVS_ACCESS_STATE) {
         t->access.label = KVS_LABEL_STATE;
     } else if (access->kind == KVS_ACCESS_PAGE) {
-        t->access.label = t->layer == KVS_NONE ? KVS_LABEL_SOME_PAGE : kvs_label_page(t->layer, access->page);
+        t->access.label = t->layer == KVS_NONE ? KVS_LABEL_SOME_PAGE : kvs_label_page(t->cache_id, t->layer, access->page);
     }
     if (access->is_write) {
         kvs_trace_write(t->trace, &t->access);
@@ -86,7 +87,7 @@ static kvs_status run_part(kvs_trace *trace, const kvs_footprint_desc *desc, uin
         step.page_begin = desc->step->first_token / KVS_PAGE_TOKENS;
         step.page_end = kvs_div_up(desc->step->first_token + desc->step->n_rows, KVS_PAGE_TOKENS);
     }
-    struct tally t = {.trace = trace, .layer = step.layer};
+    struct tally t = {.trace = trace, .layer = step.layer, .cache_id = desc->step->cache_id};
     t.access.event = kvs_trace_add_compute(trace, step);
     t.access.clock = &trace->clock;
     const kvs_status status = kvs_op_footprint(desc, visit, &t);

@@ -161,15 +161,42 @@ static kvs_trace_engine *engine_of(kvs_trace *trace, uint32_t stream)
     return stream == KVS_TRACE_OUT ? &trace->out : &trace->in;
 }
 
+/* The copy that may go first; `count` where none may. Copies of a ring keep their order, and those of another do not wait for
+ * its gates, unless all copies in stand in one queue. */
+static uint32_t first_open(const kvs_trace *trace, const kvs_trace_queue *queue)
+{
+    const bool is_strict = (trace->costs.flags & KVS_TRACE_ONE_IN_QUEUE) != 0;
+    for (uint32_t i = 0; i < queue->count && (i == 0 || !is_strict); i++) {
+        const kvs_queued *entry = queue_at(queue, i);
+        uint32_t before = 0;
+        while (entry->is_open && before < i && queue_at(queue, before)->copy.done != entry->copy.done) {
+            before++;
+        }
+        if (entry->is_open && before == i) {
+            return i;
+        }
+    }
+    return queue->count;
+}
+
+static kvs_queued take_entry(kvs_trace_queue *queue, uint32_t index)
+{
+    const kvs_queued taken = *queue_at(queue, index);
+    for (; index > 0; index--) {
+        *queue_at(queue, index) = *queue_at(queue, index - 1);
+    }
+    queue->head = (queue->head + 1) & (queue->capacity - 1);
+    queue->count--;
+    return taken;
+}
+
 /* When the first copy of a stream can begin on its engine. */
 static uint64_t start_ns(kvs_trace *trace, uint32_t stream)
 {
     const kvs_trace_queue *queue = &trace->queues[stream];
     const kvs_trace_engine *engine = engine_of(trace, stream);
-    if (queue->count == 0 || engine->is_running || !queue_at(queue, 0)->is_open) {
-        return KVS_NEVER;
-    }
-    return max_u64(queue_at(queue, 0)->ready_ns, engine->free_ns);
+    const uint32_t first = engine->is_running ? queue->count : first_open(trace, queue);
+    return first == queue->count ? KVS_NEVER : max_u64(queue_at(queue, first)->ready_ns, engine->free_ns);
 }
 
 static void touch(kvs_trace *trace, const kvs_trace_engine *engine)
@@ -197,9 +224,7 @@ static void begin_copy(kvs_trace *trace, uint32_t stream, uint64_t ns)
 {
     kvs_trace_queue *queue = &trace->queues[stream];
     kvs_trace_engine *engine = engine_of(trace, stream);
-    engine->entry = *queue_at(queue, 0);
-    queue->head = (queue->head + 1) & (queue->capacity - 1);
-    queue->count--;
+    engine->entry = take_entry(queue, first_open(trace, queue));
     const kvs_copy *copy = &engine->entry.copy;
     const uint64_t n_bytes = copy->n_bytes * copy->n_pieces;
     const uint64_t rate = copy->is_out ? trace->costs.copy_out_bytes_per_s : trace->costs.copy_in_bytes_per_s;
@@ -311,10 +336,11 @@ void kvs_trace_run_until(kvs_trace *trace, uint64_t ns)
 bool kvs_trace_first_copy(const kvs_trace *trace, uint32_t stream, uint64_t *number)
 {
     const kvs_trace_queue *queue = &trace->queues[stream];
-    if (queue->count == 0 || !queue_at(queue, 0)->is_open) {
+    const uint32_t first = first_open(trace, queue);
+    if (first == queue->count) {
         return false;
     }
-    *number = queue_at(queue, 0)->number;
+    *number = queue_at(queue, first)->number;
     return true;
 }
 

@@ -210,6 +210,9 @@ static void say_content(struct line *line, const kvs_trace *trace, const kvs_haz
     say_label(line, hazard->wanted);
     say(line, ", but they are ");
     say_label(line, hazard->label);
+    if (kvs_label_is_foreign(hazard->label, hazard->wanted)) {
+        say(line, " of another cache");
+    }
     if (hazard->shift != 0) {
         const bool is_up = hazard->shift > INT64_MAX;
         say(line, " %llu bytes %s their place", (kvs_ull)(is_up ? 0 - hazard->shift : hazard->shift),

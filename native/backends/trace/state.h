@@ -192,17 +192,22 @@ typedef struct kvs_trace {
 #define KVS_LABEL_VALUES UINT64_C(1)
 #define KVS_LABEL_STATE UINT64_C(3) /* of recurrent layers */
 #define KVS_LABEL_SOME_PAGE UINT64_C(2) /* wanted by a reader that does not know its layer */
-static inline uint64_t kvs_label_page(uint32_t layer, uint64_t page)
+static inline uint64_t kvs_label_page(uint64_t cache_id, uint32_t layer, uint64_t page)
 {
-    return ((uint64_t)layer + 1) << 32 | (page & UINT32_MAX);
+    return (cache_id & UINT16_MAX) << 48 | (((uint64_t)layer + 1) & UINT16_MAX) << 32 | (page & UINT32_MAX);
 }
 static inline bool kvs_label_is_page(uint64_t label)
 {
     return label >> 32 != 0;
 }
+/* Pages of two caches, such as a trunk's and its head's. */
+static inline bool kvs_label_is_foreign(uint64_t label, uint64_t other)
+{
+    return kvs_label_is_page(label) && kvs_label_is_page(other) && label >> 48 != other >> 48;
+}
 static inline uint32_t kvs_label_layer(uint64_t label)
 {
-    return (uint32_t)(label >> 32) - 1;
+    return ((uint32_t)(label >> 32) & UINT16_MAX) - 1;
 }
 
 /* backend.c */
