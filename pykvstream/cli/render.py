@@ -262,6 +262,9 @@ def stats_table(stats: SessionStats) -> Table:
         if isinstance(value, int | float):
             shown = f"{value:,}" if isinstance(value, int) else f"{value:,.2f}"
             table.add_row(name, f"{shown} ({mib(value)})" if name.endswith("_bytes") else shown)
+    if stats.head is not None and stats.head.steps:
+        rounds = f"{stats.head.leases:,} with all pages on the device, {stats.head.rounds_in_waves:,} in waves"
+        table.add_row("rounds of the MTP head", f"{rounds}, {mib(stats.head.leased_bytes)} leased")
     if stats.draft is not None:
         table.add_row("verify passes", f"{stats.draft.rounds:,} of {stats.draft.tokens_per_round:.2f} tokens each")
         for name, each in stats.draft.by_drafter.items():

@@ -212,7 +212,7 @@ class Part:
             self._active_placer.observe(self.device.info, self.pager.info, time.perf_counter())
 
     def abandon(self) -> None:
-        """Give up a pass that an interrupt left open."""
+        """Give up a pass, or a lease of the head, that an interrupt left."""
         if self.head is not None:
             self.head.recover()
         if self.pager.info.is_in_pass:

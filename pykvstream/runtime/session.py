@@ -16,8 +16,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
-from contextlib import ExitStack
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass
 from typing import Literal
 

@@ -18,8 +18,11 @@ from pykvstream.runtime.session import TokenSession
 from pykvstream.runtime.target import Phase, Target
 from pykvstream.speculation import HEAD_DRAFTER
 from tests.property.test_drafting_promise import CHAINS, PROMPT, SHAPE, listen
+from tests.property.test_layer_lease_promise import PROMPT as HISTORY
+from tests.property.test_layer_lease_promise import WAYS, divide, draft
 from tests.random_hybrid import HybridShape, write_random_hybrid
 from tests.rigs import open_rig, tight_placement
+from tests.stack import Stack
 
 MTP = HybridShape(**{**{name: getattr(SHAPE, name) for name in SHAPE.__slots__}, "n_mtp": 1})
 CTX = 3000
@@ -58,6 +61,23 @@ def test_drafts_of_the_head_change_no_answer(card: str, path: Path, n_max: int, 
                 assert listen(drafted, prompt, 40, CHAINS[params], told, ignore_eos=True) == expected
             assert drafted.stats.draft is not None and drafted.stats.draft.rounds > 5
         model.check_integrity()
+
+
+def test_where_the_pages_of_the_head_lie_changes_no_guess(card: str, path: Path) -> None:
+    """All resident, in slots borrowed from a ring, or in waves: the same choices by the same logits."""
+    found = []
+    for way in WAYS.values():
+        with Model.open(path, device=card, ctx_size=2048, mtp=True) as model:
+            divide(Stack(model, model._target.parts[-1].device, model._target), way)
+            with model.session(seed=3) as session:
+                session.forward(HISTORY)
+                found.append([draft(session) for _ in range(4)])
+                stats = session.stats.head
+                assert stats is not None and stats.most_held_slots == (way.n_held or 0)
+                assert (stats.step_bytes == 0) == (way.n_held is not None)
+                session.forward([5, 6], phase=Phase.DECODE)
+            model.check_integrity()
+    assert all(each == found[0] for each in found)
 
 
 def test_nobody_reads_a_page_that_was_released(card: str, path: Path) -> None:

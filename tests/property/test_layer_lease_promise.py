@@ -212,7 +212,7 @@ def test_the_ring_is_whole_before_a_draft_is_verified(stack: Stack, monkeypatch:
             nonlocal n_tried
             n_tried += 1
             with pytest.raises(Busy, match="3 of 8 ring slots"):
-                target._pager.begin(context.seq, 1)
+                target.parts[-1].pager.begin(context.parts[-1].seq, 1)
             with pytest.raises(Busy, match="layer lease"):
                 target.place(Phase.DECODE, Placement((2, 2), 7, 64))
             target.check_integrity()
@@ -226,6 +226,17 @@ def test_the_ring_is_whole_before_a_draft_is_verified(stack: Stack, monkeypatch:
         assert n_tried > DEPTH
         assert target.pager_info.streamed_pages - before > 0
         target.check_integrity()
+
+
+def test_a_draft_gives_the_ring_back_when_it_ends(stack: Stack) -> None:
+    divide(stack, WAYS["trunk's ring"])
+    pager = stack.target.parts[-1].pager
+    with stack.model.session(seed=3) as session:
+        session.forward(PROMPT)
+        session._core.push(9)
+        session._core.draft(2, lambda logits, position: 0)
+        pager.begin(session._core._context.parts[-1].seq, 1)
+        pager.end(0)
 
 
 @pytest.mark.parametrize("point", [HookPoint.COPY, HookPoint.ALLOC])
@@ -264,7 +275,7 @@ def test_an_interrupted_draft_leaves_no_slot_held(stack: Stack) -> None:
         finally:
             head.recover = give_back  # type: ignore[method-assign]
         with pytest.raises(Busy, match="ring slots"):
-            stack.target._pager.begin(session._core._context.seq, 1)
+            stack.target.parts[-1].pager.begin(session._core._context.parts[-1].seq, 1)
         session.truncate(len(session.tokens) - 1)
         assert draft(session) == right
         session.forward([1, 2, 3])
