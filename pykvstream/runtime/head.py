@@ -225,8 +225,8 @@ class Head:
             try:
                 lease.give_back()
             finally:
+                self._lease = None  # forgotten first: whoever finds a lease here can give it back
                 lease.close()
-                self._lease = None
 
     def fork(self, context: HeadContext) -> HeadContext:
         """What the head knows of a sequence that goes on alone."""
