@@ -88,11 +88,17 @@ typedef enum kvs_delta_mode {
     KVS_DELTA_CHUNKED = 1 /* in chunks that begin at multiples of KVS_CHUNK_TOKENS; rows go into the state */
 } kvs_delta_mode;
 
+/* Rows of an operation with KVS_OP_PROMPT are a prompt's: a device may sum them in another order than
+ * rows that are decoded, one order for any number of them. */
+typedef enum kvs_op_flags {
+    KVS_OP_PROMPT = 1
+} kvs_op_flags;
+
 typedef struct kvs_op_desc {
     uint32_t struct_size;
     uint32_t code; /* kvs_op_code */
     uint32_t layer;
-    uint32_t reserved;
+    uint32_t flags; /* kvs_op_flags */
     uint32_t in[3];      /* tensors, KVS_NONE where unused */
     uint32_t out[3];
     uint32_t weights[6]; /* numbers from kvs_tape_add_weight, KVS_NONE where unused */

@@ -27,6 +27,7 @@ typedef struct kvs_operand {
 typedef struct kvs_bound_op {
     uint32_t code; /* kvs_op_code */
     uint32_t layer;
+    uint32_t flags; /* kvs_op_flags */
     kvs_operand in[3];
     kvs_operand out[3];
     const kvs_weight_view *weights[6];

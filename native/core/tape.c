@@ -421,7 +421,11 @@ static kvs_operand describe_operand(const kvs_tape *tape, uint32_t id)
 void kvs_tape_describe_op(const kvs_tape *tape, uint32_t index, kvs_bound_op *op)
 {
     const kvs_op_desc *desc = &tape->ops[index];
-    *op = (kvs_bound_op){.code = desc->code, .layer = desc->layer, .f = {desc->f[0], desc->f[1]}, .f64 = {desc->f64[0]}};
+    *op = (kvs_bound_op){.code = desc->code,
+                         .layer = desc->layer,
+                         .flags = desc->flags,
+                         .f = {desc->f[0], desc->f[1]},
+                         .f64 = {desc->f64[0]}};
     for (uint32_t i = 0; i < 3; i++) {
         op->in[i] = describe_operand(tape, desc->in[i]);
     }

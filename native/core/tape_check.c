@@ -331,6 +331,9 @@ static kvs_status (*const CHECKS[])(const struct checker *) = {
 kvs_status kvs_tape_check_op(const kvs_tape *tape, const kvs_op_desc *op)
 {
     struct checker c = {.tape = tape, .op = op};
+    if (op->flags > KVS_OP_PROMPT) {
+        return refuse(&c, "flags", op->flags, KVS_OP_PROMPT);
+    }
     return op->code < N_OPS ? CHECKS[op->code](&c) : refuse(&c, "code", op->code, N_OPS - 1);
 }
 

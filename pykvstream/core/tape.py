@@ -93,6 +93,7 @@ class Op:
     u: tuple[int, ...] = ()
     f: tuple[float, ...] = ()
     f64: float = 0.0
+    is_prompt: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +166,7 @@ class Tape(Handle):
 
     def add_op(self, op: Op) -> None:
         """Append an operation. Raises ``InvalidArgument`` naming operation and operand."""
-        desc = make_struct("kvs_op_desc", code=int(op.code), layer=op.layer)
+        desc = make_struct("kvs_op_desc", code=int(op.code), layer=op.layer, flags=int(op.is_prompt))
         _fill(getattr(desc, "in"), op.inputs, NONE)
         _fill(desc.out, op.outputs, NONE)
         _fill(desc.weights, op.weights, NONE)

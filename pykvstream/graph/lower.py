@@ -28,7 +28,8 @@ def lower(
     delta_mode: DeltaMode = DeltaMode.LOGGED,
 ) -> Tape:
     """Record and seal a tape for passes of up to ``max_rows`` rows. With ``fused=False`` each node stays an
-    operation of its own: slower, same bits. ``delta_mode``: how recurrent layers take the rows of a pass."""
+    operation of its own: slower, same bits. ``delta_mode``: how recurrent layers take the rows of a pass; in chunks
+    they are a prompt's, to matmuls and attention too."""
     if fused:
         graph = fuse(graph)
     tape = Tape(device, max_rows, max_out_rows)
@@ -92,6 +93,7 @@ class _Lowering:
             u=(int(self._delta_mode),) if node.code is OpCode.DELTA else node.u,
             f=node.f,
             f64=node.f64,
+            is_prompt=self._delta_mode is DeltaMode.CHUNKED,
         )
 
     def _read(self, value: Value) -> int:
