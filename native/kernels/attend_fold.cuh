@@ -22,13 +22,16 @@ __device__ inline folding load_part(const float *part)
     return loaded;
 }
 
+/* The values of an empty part count for nothing, whatever they are. */
 __device__ inline void store_part(float *part, const folding *folded)
 {
     if (threadIdx.x == 0) {
         part[0] = folded->head.m;
         part[1] = folded->head.s;
     }
-    part[PART_HEAD + threadIdx.x] = folded->value;
+    if (folded->head.s != 0.0f) {
+        part[PART_HEAD + threadIdx.x] = folded->value;
+    }
 }
 
 __device__ inline void fold_part(folding *into, const folding *part)
@@ -58,8 +61,10 @@ extern "C" __global__ void __launch_bounds__(KVS_DIM_V) attend_fold(const kvs_at
     float *group_part = (float *)p.groups + query * PART_FLOATS, *result_part = (float *)p.results + query * PART_FLOATS;
     folding group = {{0.0f, 0.0f}, 0.0f}, result = {{0.0f, 0.0f}, 0.0f};
     if (!p.is_first) {
-        group = load_part(group_part);
         result = load_part(result_part);
+        if (!p.is_grouped) { /* slots of groups hold it */
+            group = load_part(group_part);
+        }
     }
     const kvs_u32 stride = p.is_grouped ? KVS_CUDA_GROUP_PAGES : 1u, first = p.page_begin / stride * stride;
     const kvs_u32 n_slots = (p.page_end - first + stride - 1) / stride;
@@ -68,8 +73,9 @@ extern "C" __global__ void __launch_bounds__(KVS_DIM_V) attend_fold(const kvs_at
         folding parts[SLOTS_AHEAD];
 #pragma unroll
         for (kvs_u32 i = 0; i < SLOTS_AHEAD; i++) {
-            const kvs_u32 slot = begin + i < n_slots ? begin + i : n_slots - 1;
-            parts[i] = load_part(slots + slot * n_queries * PART_FLOATS);
+            if (begin + i < n_slots) {
+                parts[i] = load_part(slots + (begin + i) * n_queries * PART_FLOATS);
+            }
         }
 #pragma unroll
         for (kvs_u32 i = 0; i < SLOTS_AHEAD; i++) {

@@ -17,6 +17,23 @@ __device__ inline void kvs_mma(float *c, const kvs_u32 *a, kvs_u32 b0, kvs_u32 b
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+/* The same of bfloat16. */
+__device__ inline void kvs_mma_bf16(float *c, const kvs_u32 *a, kvs_u32 b0, kvs_u32 b1)
+{
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+/* c [16][8] += a [16][8] b [8][8] of float32 whose last 13 bits do not count. Lane 4g + t holds of a (row g, column t), (row g + 8, t),
+ * (g, t + 4), (g + 8, t + 4); of b (row t, column g), (t + 4, g); of c as above. */
+__device__ inline void kvs_mma_tf32(float *c, const kvs_u32 *a, const kvs_u32 *b)
+{
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
 /* Of an 8 x 8 matrix of halves, lane 4g + t holds row g, columns 2t and 2t + 1; the same of the transposed comes back. */
 __device__ inline kvs_u32 kvs_transpose(kvs_u32 halves)
 {

@@ -135,4 +135,13 @@ typedef struct kvs_delta_params {
     unsigned int reserved;
 } kvs_delta_params;
 
+/* delta_chunk.cu: the rows of the pass in chunks. What is pending has been folded into matrix_in; n_pending says where the rows
+ * before the first one lie. */
+typedef struct kvs_delta_chunk_params {
+    kvs_delta_params pass;
+    unsigned long long chunks; /* scratch, [n_chunks][H][4 * 64 * D + 64 * 64 + 32] float32 */
+    unsigned int first_rows;   /* of the first chunk: at most up to the next multiple of 64 in absolute positions */
+    unsigned int n_chunks;
+} kvs_delta_chunk_params;
+
 #endif

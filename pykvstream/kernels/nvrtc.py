@@ -13,6 +13,9 @@ from typing import TextIO
 from pykvstream.core.cuda import KernelKey, kernel_options
 from pykvstream.errors import DeviceError, Unsupported
 
+_WHOLE = frozenset({90})
+"""Architectures that are compiled for with all that they have, as nothing newer runs their images anyway."""
+
 
 def load_compiler() -> ModuleType:
     """``cuda.core``, for ``compile_image``. Loaded before threads compile: its parts do not bear being imported by two.
@@ -45,7 +48,7 @@ def compile_image(core: ModuleType, source: str, key: KernelKey, log: TextIO | N
     macros = [(name, str(value)) for name, value in key.macros]
     flags = kernel_options()
     options = core.ProgramOptions(
-        arch=f"sm_{key.arch}",
+        arch=f"sm_{key.arch}{'a' if key.arch in _WHOLE else ''}",
         std=flags.pop("std"),
         define_macro=macros or None,
         ptxas_options=None if log is None else ["-v"],

@@ -21,6 +21,7 @@ PAGE = 256
 PARAMS = Parameters("attend_params.h")
 GROUP = PARAMS.numbers["KVS_CUDA_GROUP_PAGES"]
 PLAIN_TILE = PARAMS.numbers["KVS_CUDA_TILE_QUERIES"]
+PROMPT_TILE = 128
 PART_HEAD = 4
 Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
@@ -93,19 +94,27 @@ class Family:
     more: tuple[tuple[str, int], ...] = ()
 
     def takes(self, layer: Layer) -> bool:
+        if self.source == "attend_tile" and (layer.dim_k % 64 != 0 or layer.dim_v not in (64, 128, 256)):
+            return False
         return self.source == "attend" or not {layer.type_k, layer.type_v} & {T.F32, T.BF16}
 
     def tile_of(self, n_queries: int) -> int:
         if self.source == "attend":
             return PLAIN_TILE
+        if self.source == "attend_tile":
+            return PROMPT_TILE
         return self.tile or (8 if n_queries <= 8 else 32)
 
     def macros(self, layer: Layer, tile: int) -> dict[str, int]:
-        return layer.macros if self.source == "attend" else layer.macros | {"KVS_TILES": tile // 8} | dict(self.more)
+        if self.source != "attend_mma":
+            return layer.macros
+        return layer.macros | {"KVS_TILES": tile // 8} | dict(self.more)
 
     def shared_bytes(self, layer: Layer, tile: int) -> int:
         if self.source == "attend":
             return 0
+        if self.source == "attend_tile":
+            return 384 * layer.dim_k + 128 * layer.dim_v + 1024
         blocks = layer.dim_v // 32
         splits = 8 if blocks == 1 else 4 if blocks == 2 else 2 if blocks <= 4 else 1
         return tile * 64 * (2 * layer.dim_k // 32 + 16) + tile * 128 * (splits - 1) * blocks
@@ -113,6 +122,8 @@ class Family:
 
 PLAIN = Family("attend")
 PRODUCTS = Family("attend_mma")
+PROMPT = Family("attend_tile")
+"""For rows of a prompt, where warpgroups multiply. Slots are of groups."""
 
 
 def scattered(rng: np.random.Generator, n_pages: int, record_bytes: int) -> tuple[Bytes, list[int]]:

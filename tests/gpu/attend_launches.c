@@ -18,7 +18,7 @@ typedef struct flat_pass {
     uint32_t n_rows;
     uint32_t arch;
     uint32_t n_sm;
-    uint32_t reserved;
+    uint32_t flags; /* kvs_op_flags */
     uint64_t first_token;
     uint64_t scratch;
 } flat_pass;
@@ -31,6 +31,7 @@ typedef struct noted_launch {
     uint32_t is_products;
     uint32_t is_fold;
     int32_t tiles; /* KVS_TILES, 0 without */
+    uint32_t is_prompt;
 } noted_launch;
 
 static noted_launch *noted;
@@ -55,7 +56,8 @@ kvs_status kvs_cuda_launch(kvs_cuda_launcher *launcher, const kvs_cuda_key *key,
                          .block = block.x,
                          .shared_bytes = shared_bytes,
                          .is_products = strcmp(key->source, "attend_mma") == 0,
-                         .is_fold = strcmp(key->kernel, "attend_fold") == 0};
+                         .is_fold = strcmp(key->kernel, "attend_fold") == 0,
+                         .is_prompt = strcmp(key->source, "attend_tile") == 0};
     memcpy(&at->params, params, sizeof at->params);
     for (uint32_t i = 0; i < key->n_macros; i++) {
         at->tiles = strcmp(key->macros[i].name, "KVS_TILES") == 0 ? key->macros[i].value : at->tiles;
@@ -78,6 +80,7 @@ static bound_pass *bind(const flat_pass *pass, bound_pass *bound)
                                   .type_k = pass->type_k,
                                   .type_v = pass->type_v};
     bound->op = (kvs_bound_op){.code = KVS_OP_ATTEND,
+                               .flags = pass->flags,
                                .in = {{.cols = pass->n_query_heads * pass->head_dim_k, .output_slot = KVS_NONE}},
                                .out = {{.cols = pass->n_query_heads * pass->head_dim_v, .output_slot = KVS_NONE}},
                                .u = {pass->n_query_heads},

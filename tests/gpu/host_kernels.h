@@ -14,6 +14,7 @@
 #define __shared__ static
 #define __launch_bounds__(...)
 #define __forceinline__ inline
+#define __noinline__
 
 struct dim3 {
     unsigned x, y, z;
@@ -362,13 +363,13 @@ inline unsigned kvs_transpose(unsigned halves)
 }
 
 /* Products of halves are exact in double; sums round there, once to float. */
-inline void kvs_mma(float *c, const unsigned *a, unsigned b0, unsigned b1)
+template <class Value> void host_mma(Value value, float *c, const unsigned *a, unsigned b0, unsigned b1)
 {
     static double left[1024][8], right[1024][4];
     const unsigned warp = host::current / 32 * 32, g = host::current % 32 / 4, t = host::current % 4;
     for (unsigned i = 0; i < 8; i++) {
-        left[host::current][i] = host::half_value(a[i / 2] >> 16 * (i % 2) & 0xffff);
-        right[host::current][i % 4] = host::half_value((i % 4 < 2 ? b0 : b1) >> 16 * (i % 2) & 0xffff);
+        left[host::current][i] = value(a[i / 2] >> 16 * (i % 2) & 0xffff);
+        right[host::current][i % 4] = value((i % 4 < 2 ? b0 : b1) >> 16 * (i % 2) & 0xffff);
     }
     host::meet(&host::warps[warp / 32]);
     for (unsigned i = 0; i < 4; i++) {
@@ -376,6 +377,37 @@ inline void kvs_mma(float *c, const unsigned *a, unsigned b0, unsigned b1)
         for (unsigned k = 0; k < 16; k++) {
             const unsigned of_k = k % 8 / 2, column = 2 * t + i % 2;
             sum += left[warp + 4 * g + of_k][k / 8 * 4 + i / 2 * 2 + k % 2] * right[warp + 4 * column + of_k][k / 8 * 2 + k % 2];
+        }
+        c[i] = (float)sum;
+    }
+    host::meet(&host::warps[warp / 32]);
+}
+
+inline void kvs_mma(float *c, const unsigned *a, unsigned b0, unsigned b1)
+{
+    host_mma(host::half_value, c, a, b0, b1);
+}
+
+inline void kvs_mma_bf16(float *c, const unsigned *a, unsigned b0, unsigned b1)
+{
+    host_mma([](unsigned bits) { return (double)__uint_as_float(bits << 16); }, c, a, b0, b1);
+}
+
+/* Products of 11 bits are exact in double. */
+inline void kvs_mma_tf32(float *c, const unsigned *a, const unsigned *b)
+{
+    static float left[1024][4], right[1024][2];
+    const unsigned warp = host::current / 32 * 32, g = host::current % 32 / 4, t = host::current % 4;
+    for (unsigned i = 0; i < 4; i++) {
+        left[host::current][i] = __uint_as_float(a[i] & 0xffffe000u);
+        right[host::current][i % 2] = __uint_as_float(b[i % 2] & 0xffffe000u);
+    }
+    host::meet(&host::warps[warp / 32]);
+    for (unsigned i = 0; i < 4; i++) {
+        double sum = c[i];
+        for (unsigned k = 0; k < 8; k++) {
+            const unsigned column = 2 * t + i % 2;
+            sum += (double)left[warp + 4 * g + k % 4][k / 4 * 2 + i / 2] * (double)right[warp + 4 * column + k % 4][k / 4];
         }
         c[i] = (float)sum;
     }

@@ -86,6 +86,7 @@ def whole_source(name: str, seen: set[str] | None = None) -> str:
 
 class Engine(Protocol):
     name: str
+    arch: int
 
     def upload(self, array: Array) -> int: ...
 
@@ -100,6 +101,8 @@ class HostEngine:
     """Compiles a kernel's source for the host."""
 
     name = "host"
+    arch = 80
+    """What launchers may ask of it."""
 
     def __init__(self, folder: Path) -> None:
         compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
@@ -171,7 +174,8 @@ class CudaEngine:
         prefix = "CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_"
         asked = [getattr(self._driver.CUdevice_attribute, prefix + part) for part in ("MAJOR", "MINOR")]
         numbers = [self._check(self._driver.cuDeviceGetAttribute(attribute, device)) for attribute in asked]
-        self._arch = "sm_{}{}".format(*numbers)
+        self.arch = 10 * numbers[0] + numbers[1]
+        self._arch = f"sm_{self.arch}{'a' if self.arch == 90 else ''}"
         self._modules: dict[tuple[Any, ...], Any] = {}
         self._functions: dict[tuple[Any, ...], Any] = {}
         self._images: dict[tuple[Any, ...], bytes] = {}

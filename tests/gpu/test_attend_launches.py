@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.gpu.attend_case import GROUP, KV_TYPES, PAGE, PARAMS, PART_HEAD, PRODUCTS, Layer, T
+from tests.gpu.attend_case import GROUP, KV_TYPES, PAGE, PARAMS, PART_HEAD, PRODUCTS, PROMPT, Layer, T
 
 ROOT = Path(__file__).parents[2]
 SCRATCH = 1 << 40
@@ -24,7 +24,7 @@ class Pass(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_uint32) for name in ("n_kv_heads", "head_dim_k", "head_dim_v")),
         *((name, ctypes.c_int32) for name in ("type_k", "type_v")),
-        *((name, ctypes.c_uint32) for name in ("n_query_heads", "n_rows", "arch", "n_sm", "reserved")),
+        *((name, ctypes.c_uint32) for name in ("n_query_heads", "n_rows", "arch", "n_sm", "flags")),
         *((name, ctypes.c_uint64) for name in ("first_token", "scratch")),
     ]
 
@@ -35,6 +35,7 @@ class Noted(ctypes.Structure):
         ("grid", ctypes.c_uint32 * 3),
         *((name, ctypes.c_uint32) for name in ("block", "shared_bytes", "is_products", "is_fold")),
         ("tiles", ctypes.c_int32),
+        ("is_prompt", ctypes.c_uint32),
     ]
 
 
@@ -60,11 +61,12 @@ class Asked:
     first_token: int
     arch: int
     n_sm: int
+    is_prompt: bool = False
 
     def flat(self, n_rows: int) -> Pass:
         layer = self.layer
         types = (layer.type_k.id, layer.type_v.id)
-        heads = (layer.n_heads, n_rows, self.arch, self.n_sm, 0)
+        heads = (layer.n_heads, n_rows, self.arch, self.n_sm, int(self.is_prompt))
         return Pass(layer.n_kv_heads, layer.dim_k, layer.dim_v, *types, *heads, self.first_token, SCRATCH)
 
     @property
@@ -89,7 +91,7 @@ def passes(draw: st.DrawFn) -> tuple[Asked, list[int], int]:
     n_rows = draw(st.one_of(st.integers(1, 70), st.sampled_from((256, 512, 2048))))
     first_token = draw(st.one_of(st.integers(0, 700), st.integers(0, 1 << 18)))
     arch, n_sm = draw(st.sampled_from((75, 80, 90, 120))), draw(st.sampled_from((1, 30, 132)))
-    asked = Asked(layer, n_rows, first_token, arch, n_sm)
+    asked = Asked(layer, n_rows, first_token, arch, n_sm, draw(st.booleans()))
     # The last wave may name pages that no row sees.
     last = asked.n_pages + draw(st.integers(0, 2))
     inner = draw(st.lists(st.integers(1, last), max_size=6, unique=True))
@@ -130,10 +132,13 @@ def test_tiles_cover_all_queries_with_the_shared_memory_they_need(
     asked, ends, _ = drawn
     layer = asked.layer
     leaf = launches(launcher, asked, ends)[0]
-    assert leaf.is_products == (asked.arch >= 80 and PRODUCTS.takes(layer))
-    tile = 8 * leaf.tiles if leaf.is_products else 8
+    is_tiled = asked.is_prompt and asked.arch == 90 and PROMPT.takes(layer)
+    assert leaf.is_prompt == is_tiled and leaf.params.is_grouped >= is_tiled
+    assert leaf.is_products == (not is_tiled and asked.arch >= 80 and PRODUCTS.takes(layer))
+    tile = PROMPT.tile_of(0) if is_tiled else 8 * leaf.tiles if leaf.is_products else 8
     assert leaf.grid[0] == -(-asked.n_rows * layer.group // tile) and leaf.grid[1] == layer.n_kv_heads
-    assert leaf.shared_bytes == (PRODUCTS.shared_bytes(layer, tile) if leaf.is_products else 0)
+    family = PROMPT if is_tiled else PRODUCTS
+    assert leaf.shared_bytes == (family.shared_bytes(layer, tile) if is_tiled or leaf.is_products else 0)
 
 
 @pytest.mark.parametrize("dims", [(48, 64), (64, 48), (288, 64), (64, 512)])

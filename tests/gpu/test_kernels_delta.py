@@ -73,6 +73,8 @@ class Layer:
     tables: Tables
     state: State = field(init=False)
     position: int = 0
+    first_token: int = 0
+    """Of row 0: where chunks begin is a matter of absolute positions."""
 
     def __post_init__(self) -> None:
         shape = self.tables.shape
@@ -115,6 +117,10 @@ class Layer:
         )
         cols = self.tables.shape.n_value_heads * self.tables.shape.head_dim
         flat.out = self.rig.room(4 * n_rows * cols)
+        flat.first_token = self.first_token + self.position
+        n_bytes = ctypes.c_uint64()
+        assert self.rig._launches.delta_scratch_bytes(ctypes.byref(flat), n_rows, ctypes.byref(n_bytes)) == 0
+        flat.scratch = self.rig.room(n_bytes.value)
         accepted = n_rows if accept is None else accept
         log_rows = n_rows if mode == LOGGED else 0
         self._finish(flat, log_rows, accepted if mode == LOGGED else 0)
@@ -215,6 +221,26 @@ def test_a_chunked_pass_folds_pending_rows_first_and_leaves_the_state_of_plain_r
     assert np.abs(out - expected[2:]).max() <= 2e-5 * np.abs(expected).max()
     assert np.abs(layer.state.matrix - plain.state.matrix).max() <= 2e-5 * np.abs(plain.state.matrix).max()
     assert layer.state.conv.tobytes() == plain.state.conv.tobytes()
+
+
+@pytest.mark.parametrize("first_token", [0, 37])
+def test_chunked_rows_are_near_float64_however_passes_are_cut_on_the_grid(rig: WeightRig, first_token: int) -> None:
+    n_rows = 100 if rig.engine.name == "host" else 500
+    tables = Tables(SHAPES[1], n_rows)
+    whole = Layer(rig, tables, first_token=first_token)
+    expected = whole.run(n_rows, CHUNKED)
+    exact = recurrent(*consume(tables, 0, tables.inputs, tables.beta, tables.alpha)).reshape(n_rows, -1)
+    assert np.abs(expected - exact).max() <= 2e-5 * np.abs(exact).max()
+    ends = [end for end in range(64 - first_token, n_rows, 64)]
+    for chosen in (ends, ends[1::3]):
+        parts = Layer(rig, tables, first_token=first_token)
+        begins = [0, *chosen]
+        out = [parts.run(end - begin, CHUNKED) for begin, end in zip(begins, [*chosen, n_rows], strict=True)]
+        assert np.concatenate(out).tobytes() == expected.tobytes()
+        assert parts.state.matrix.tobytes() == whole.state.matrix.tobytes()
+        assert parts.state.conv.tobytes() == whole.state.conv.tobytes()
+    short = Layer(rig, tables, first_token=first_token).run(n_rows - 7, CHUNKED)
+    assert short.tobytes() == expected[:-7].tobytes()
 
 
 def test_the_log_holds_what_the_recurrence_consumed(rig: WeightRig) -> None:

@@ -16,10 +16,10 @@ from pykvstream.gguf import GgmlType
 from tests.bench.cuda_attend import tile_figures, variant_figures
 from tests.gpu.kernel_engine import CudaEngine, Grid
 from tests.gpu.test_kernels_delta import LOGGED, Layer, Shape, Tables
-from tests.gpu.weight_rig import STORE, SWIGLU, WeightRig, build_launches
+from tests.gpu.weight_rig import STORE, SWIGLU, Weight, WeightRig, build_launches
 
 T = GgmlType
-Launch = tuple[str, str, dict[str, int], Grid, int, ctypes.Structure]
+Launch = tuple[str, str, dict[str, int], Grid, int, ctypes.Structure, int]
 REPEATS = 12
 SHAPES = ((5120, 17408, 2), (5120, 6144, 1), (17408, 5120, 1))
 """Values of k, outputs, weights that share a launch."""
@@ -37,7 +37,7 @@ class Recorder(WeightRig):
     def _keep(
         self, source: str, kernel: str, macros: Any, grid: Grid, block: int, params: Any, shared: int = 0
     ) -> None:
-        self.kept.append((source, kernel, dict(macros), grid, block, params))
+        self.kept.append((source, kernel, dict(macros), grid, block, params, shared))
         self._run(source, kernel, macros, grid, block, params, shared)
 
     def restore(self) -> None:
@@ -48,10 +48,12 @@ class Recorder(WeightRig):
         engine: Any = self.engine
         driver, check = engine._driver, engine._check
         calls = []
-        for source, kernel, macros, grid, block, params in filter(chosen, self.kept):
-            function = check(driver.cuModuleGetFunction(engine._module(source, macros), kernel.encode()))
+        for source, kernel, macros, grid, block, params, shared in filter(chosen, self.kept):
+            function = engine._function(source, kernel, macros, shared)
             arguments = (ctypes.c_void_p * 1)(ctypes.addressof(params))
-            calls.append((function, *grid, block, 1, 1, 0, driver.CUstream(0), ctypes.addressof(arguments), arguments))
+            calls.append(
+                (function, *grid, block, 1, 1, shared, driver.CUstream(0), ctypes.addressof(arguments), arguments)
+            )
         events = [check(driver.cuEventCreate(0)) for _ in range(2)]
         for repeat in range(REPEATS + 2):
             if repeat == 2:
@@ -87,6 +89,20 @@ def recorder(cuda: CudaEngine, launches: ctypes.CDLL) -> Iterator[Recorder]:
     cuda.release()
 
 
+def prompt_figures(recorder: Recorder, weights: list[Weight], rng: np.random.Generator) -> str:
+    """Rows of a prompt, and what their products come to."""
+    figures = []
+    for n_rows in (64, 128, 256, 512):
+        recorder.kept.clear()
+        x = rng.standard_normal((n_rows, weights[0].k), np.float32)
+        recorder.matmul(weights, x, epilogue=SWIGLU if len(weights) == 2 else STORE, is_prompt=True)
+        spent = recorder.microseconds(lambda launch: launch[0].startswith("matmul"))
+        rounding = recorder.microseconds(lambda launch: launch[0] == "act_tile")
+        rate = 2e-6 * n_rows * sum(weight.n * weight.k for weight in weights) / spent
+        figures.append(f"{n_rows} of a prompt: {spent:.1f}+{rounding:.1f} us {rate:.0f} TFLOP/s")
+    return "  ".join(figures)
+
+
 @pytest.mark.parametrize(
     "kind", [T.Q4_0, T.IQ4_XS, T.Q4_K, T.Q6_K, T.Q8_0, T.IQ2_XS, T.BF16], ids=lambda kind: kind.name
 )
@@ -112,6 +128,7 @@ def test_matmul_speed(recorder: Recorder, capsys: pytest.CaptureFixture[str], ki
             rate = n_bytes * n_weights / spent / 1e3
             figures.append(f"{n_rows}: {spent:.1f}+{quantizing:.1f} us {rate:.0f} GB/s")
         lines.append(f"{kind.name} {k}x{n}x{n_weights}  " + "  ".join(figures))
+        lines.append(f"{kind.name} {k}x{n}x{n_weights}  " + prompt_figures(recorder, weights, rng))
     show(capsys, lines)
 
 

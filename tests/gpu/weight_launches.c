@@ -6,7 +6,7 @@
 #define EXPORT __attribute__((visibility("default")))
 
 typedef int (*launch_fn)(const char *source, const char *kernel, uint32_t n_macros, const kvs_cuda_macro *macros,
-                         const uint32_t *grid, uint32_t block, const void *params);
+                         const uint32_t *grid, uint32_t block, uint32_t shared_bytes, const void *params);
 
 static launch_fn launch_kernel;
 static kvs_cuda_launcher launcher = {.arch = 75, .n_sm = 1};
@@ -14,6 +14,13 @@ static kvs_cuda_launcher launcher = {.arch = 75, .n_sm = 1};
 EXPORT void set_launch(launch_fn launch)
 {
     launch_kernel = launch;
+}
+
+/* What kernels may use from here on. */
+EXPORT void set_arch(uint32_t arch, uint32_t n_sm)
+{
+    launcher.arch = arch;
+    launcher.n_sm = n_sm;
 }
 
 kvs_status kvs_fail(kvs_device *device, kvs_status status, const char *format, ...)
@@ -27,13 +34,13 @@ kvs_status kvs_cuda_launch(kvs_cuda_launcher *who, const kvs_cuda_key *key, kvs_
                            uint32_t shared_bytes, const void *params, size_t params_bytes)
 {
     (void)who;
-    (void)shared_bytes;
     (void)params_bytes;
     const uint32_t blocks[3] = {grid.x, grid.y, grid.z};
     if (grid.x == 0 || grid.y == 0 || grid.z == 0) {
         return KVS_OK;
     }
-    return (kvs_status)launch_kernel(key->source, key->kernel, key->n_macros, key->macros, blocks, block.x, params);
+    return (kvs_status)launch_kernel(key->source, key->kernel, key->n_macros, key->macros, blocks, block.x,
+                                     shared_bytes, params);
 }
 
 /* Bytes of the device form, or 0. */
@@ -73,7 +80,7 @@ typedef struct flat_op {
     uint32_t code;
     uint32_t n_rows;
     float f;
-    uint32_t reserved;
+    uint32_t flags; /* kvs_op_flags */
 } flat_op;
 
 static kvs_operand operand(uint64_t address, uint32_t cols)
@@ -83,7 +90,7 @@ static kvs_operand operand(uint64_t address, uint32_t cols)
 
 static kvs_bound_op bind(const flat_op *flat, kvs_weight_view views[6])
 {
-    kvs_bound_op op = {.code = flat->code, .f = {flat->f}, .scratch = (void *)(uintptr_t)flat->scratch};
+    kvs_bound_op op = {.code = flat->code, .flags = flat->flags, .f = {flat->f}, .scratch = (void *)(uintptr_t)flat->scratch};
     for (uint32_t i = 0; i < 6; i++) {
         const flat_weight *weight = &flat->weights[i];
         views[i] = (kvs_weight_view){.type = weight->type,
@@ -135,16 +142,39 @@ typedef struct flat_delta {
     uint32_t n_key_heads, n_value_heads, head_dim, conv_width;
     uint32_t n_pending, n_rows, mode, folds;
     float norm_eps;
-    uint32_t reserved;
+    uint32_t first_token;
+    uint64_t scratch;
 } flat_delta;
+
+static kvs_bound_op bind_delta(const flat_delta *flat, const kvs_delta_layer *layer)
+{
+    return (kvs_bound_op){.code = KVS_OP_DELTA,
+                          .in = {operand(flat->inputs, 0), operand(flat->beta, 0), operand(flat->alpha, 0)},
+                          .out = {operand(flat->out, 0)},
+                          .u = {flat->mode},
+                          .scratch = (void *)(uintptr_t)flat->scratch,
+                          .delta = layer};
+}
+
+static kvs_delta_layer layer_of(const flat_delta *flat)
+{
+    return (kvs_delta_layer){.n_key_heads = flat->n_key_heads,
+                             .n_value_heads = flat->n_value_heads,
+                             .head_dim = flat->head_dim,
+                             .conv_width = flat->conv_width,
+                             .norm_eps = flat->norm_eps};
+}
+
+EXPORT int delta_scratch_bytes(const flat_delta *flat, uint32_t max_rows, uint64_t *bytes)
+{
+    const kvs_delta_layer layer = layer_of(flat);
+    const kvs_bound_op op = bind_delta(flat, &layer);
+    return kvs_cuda_scratch_delta(&launcher, &op, max_rows, bytes);
+}
 
 EXPORT int run_delta(const flat_delta *flat)
 {
-    const kvs_delta_layer layer = {.n_key_heads = flat->n_key_heads,
-                                   .n_value_heads = flat->n_value_heads,
-                                   .head_dim = flat->head_dim,
-                                   .conv_width = flat->conv_width,
-                                   .norm_eps = flat->norm_eps};
+    const kvs_delta_layer layer = layer_of(flat);
     const kvs_weight_view conv = {.address = flat->conv}, dt_bias = {.address = flat->dt_bias}, decay = {.address = flat->decay};
     const kvs_delta_view view = {.layer = &layer,
                                  .conv = &conv,
@@ -160,11 +190,7 @@ EXPORT int run_delta(const flat_delta *flat)
     if (flat->folds) {
         return kvs_cuda_launch_delta_fold(&launcher, &view, 0, NULL);
     }
-    const kvs_bound_op op = {.code = KVS_OP_DELTA,
-                             .in = {operand(flat->inputs, 0), operand(flat->beta, 0), operand(flat->alpha, 0)},
-                             .out = {operand(flat->out, 0)},
-                             .u = {flat->mode},
-                             .delta = &layer};
-    const struct kvs_step step = {.n_rows = flat->n_rows, .deltas = &view};
+    const kvs_bound_op op = bind_delta(flat, &layer);
+    const struct kvs_step step = {.n_rows = flat->n_rows, .first_token = flat->first_token, .deltas = &view};
     return kvs_cuda_launch_delta(&launcher, &op, &step);
 }

@@ -37,12 +37,15 @@ GROUP: Final = 32
 _STRUCTS = {
     "act_quantize": "kvs_act_params",
     "matmul": "kvs_matmul_params",
+    "act_tile": "kvs_act_params",
+    "matmul_tile": "kvs_matmul_params",
     "matmul_wide": "kvs_matmul_params",
     "matmul_fold": "kvs_matmul_params",
     "matmul_float": "kvs_matmul_float_params",
     "embed": "kvs_embed_params",
     "experts": "kvs_experts_params",
     "delta": "kvs_delta_params",
+    "delta_chunk": "kvs_delta_chunk_params",
     "glu": "kvs_glu_params",
 }
 
@@ -63,7 +66,7 @@ class FlatOp(ctypes.Structure):
         ("weights", FlatWeight * 6), ("inputs", ctypes.c_uint64 * 3), ("out", ctypes.c_uint64 * 3),
         ("scratch", ctypes.c_uint64), ("tokens", ctypes.c_uint64), ("in_cols", ctypes.c_uint32 * 3),
         ("out_cols", ctypes.c_uint32 * 3), ("u", ctypes.c_uint32 * 4), ("code", ctypes.c_uint32),
-        ("n_rows", ctypes.c_uint32), ("f", ctypes.c_float), ("reserved", ctypes.c_uint32),
+        ("n_rows", ctypes.c_uint32), ("f", ctypes.c_float), ("flags", ctypes.c_uint32),
     )  # fmt: skip
 
 
@@ -77,12 +80,12 @@ class FlatDelta(ctypes.Structure):
     ) + tuple(
         (name, ctypes.c_uint32)
         for name in ("n_key_heads", "n_value_heads", "head_dim", "conv_width", "n_pending", "n_rows", "mode", "folds")
-    ) + (("norm_eps", ctypes.c_float), ("reserved", ctypes.c_uint32))  # fmt: skip
+    ) + (("norm_eps", ctypes.c_float), ("first_token", ctypes.c_uint32), ("scratch", ctypes.c_uint64))  # fmt: skip
 
 
 _LAUNCH = ctypes.CFUNCTYPE(
     ctypes.c_int, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_uint32, ctypes.POINTER(Macro),
-    ctypes.POINTER(ctypes.c_uint32), ctypes.c_uint32, ctypes.c_uint64,
+    ctypes.POINTER(ctypes.c_uint32), ctypes.c_uint32, ctypes.c_uint32, ctypes.c_uint64,
 )  # fmt: skip
 
 
@@ -169,16 +172,21 @@ class WeightRig:
         self._callback = _LAUNCH(self._launch)
         self._problem: BaseException | None = None
         launches.set_launch(self._callback)
+        self.set_multiprocessors(132)
+
+    def set_multiprocessors(self, n: int) -> None:
+        """What launchers may cut blocks for."""
+        self._launches.set_arch(self.engine.arch, n)
 
     def _launch(
-        self, source: bytes, kernel: bytes, n_macros: int, macros: Any, grid: Any, block: int, params: int
+        self, source: bytes, kernel: bytes, n_macros: int, macros: Any, grid: Any, block: int, shared: int, params: int
     ) -> int:
         name = source.decode()
         owner = self.row_parameters if name == "glu" else self.parameters
         struct = owner.read(_STRUCTS[name], params)
         values = {macros[i].name.decode(): macros[i].value for i in range(n_macros)}
         try:
-            self.engine.run(name, kernel.decode(), values, (grid[0], grid[1], grid[2]), block, struct)
+            self.engine.run(name, kernel.decode(), values, (grid[0], grid[1], grid[2]), block, struct, shared)
         except BaseException as problem:  # a callback from C cannot raise: checked raises it
             self._problem = problem
             return -12
@@ -234,7 +242,7 @@ class WeightRig:
 
     def matmul(
         self, weights: Sequence[Weight], x: Floats, *, epilogue: int = STORE, norm: Floats | None = None,
-        residual: Floats | None = None,
+        residual: Floats | None = None, is_prompt: bool = False,
     ) -> list[Floats]:  # fmt: skip
         """Outputs of each part; with SWIGLU of the one."""
         op = FlatOp(code=MATMUL, n_rows=len(x), f=1e-6)
@@ -242,7 +250,7 @@ class WeightRig:
             op.weights[i] = weight.flat()
         if norm is not None:
             op.weights[3] = FlatWeight(0, 0, len(norm), 1, self.put(norm), 0)
-        op.u[0], op.u[1] = len(weights), epilogue
+        op.u[0], op.u[1], op.flags = len(weights), epilogue, int(is_prompt)
         op.inputs[0], op.in_cols[0] = self.put(x), x.shape[1]
         outs = weights[:1] if epilogue == SWIGLU else weights
         for i, weight in enumerate(outs):

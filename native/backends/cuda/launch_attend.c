@@ -16,6 +16,11 @@
 #define HEAD_GRAIN 32u
 #define SLOTS_MOST 128u
 #define SLOT_BYTES (UINT64_C(4) << 20)
+#define PROMPT_SLOT_BYTES (UINT64_C(50) << 20)
+/* Where four warps multiply together: queries of a prompt that share a page, and what head sizes are multiples of. */
+#define GROUPS_ARCH 90u
+#define PROMPT_QUERIES 128u
+#define PROMPT_GRAIN 64u
 #define THREADS 256u
 
 static uint64_t address_of(const kvs_operand *operand, const struct kvs_step *step)
@@ -51,10 +56,16 @@ static uint64_t slot_bytes(const kvs_bound_op *op, uint32_t n_rows)
     return (uint64_t)n_rows * op->u[0] * (PART_HEAD + op->kv->head_dim_v) * sizeof(float);
 }
 
+/* Bytes that slots may take, where more than one fits. */
+static uint64_t slot_room(const kvs_bound_op *op)
+{
+    return (op->flags & KVS_OP_PROMPT) != 0 ? PROMPT_SLOT_BYTES : SLOT_BYTES;
+}
+
 /* At least one. What they take never falls as rows are added, so that the scratch of a larger pass serves a smaller one. */
 static uint64_t slots_of(const kvs_bound_op *op, uint32_t n_rows)
 {
-    const uint64_t fit = SLOT_BYTES / slot_bytes(op, n_rows);
+    const uint64_t fit = slot_room(op) / slot_bytes(op, n_rows);
     return fit == 0 ? 1 : fit < SLOTS_MOST ? fit : SLOTS_MOST;
 }
 
@@ -65,7 +76,7 @@ kvs_status kvs_cuda_scratch_attend(kvs_cuda_launcher *launcher, const kvs_bound_
         return status;
     }
     const uint64_t slot = slot_bytes(op, max_rows == 0 ? 1 : max_rows), most = SLOTS_MOST * slot;
-    const uint64_t room = slot > SLOT_BYTES ? slot : SLOT_BYTES;
+    const uint64_t room = slot > slot_room(op) ? slot : slot_room(op);
     *bytes = 2 * slot + (most < room ? most : room);
     return KVS_OK;
 }
@@ -107,6 +118,7 @@ typedef struct attend_kernels {
     kvs_cuda_key fold;
     uint32_t tile_queries;
     uint32_t shared_bytes;
+    bool is_tiled; /* slots are of groups, always */
 } attend_kernels;
 
 /* Runs of tokens that warps share: V_SPLITS of attend_mma.cu. */
@@ -115,32 +127,64 @@ static uint32_t value_splits(uint32_t n_blocks)
     return n_blocks == 1 ? 8 : n_blocks == 2 ? 4 : n_blocks <= 4 ? 2 : 1;
 }
 
-static attend_kernels kernels_of(const kvs_cuda_launcher *launcher, const kvs_kv_layer *layer, uint32_t n_head_queries)
+/* Whether rows are a prompt's, and attend_tile.cu has the layer. */
+static bool is_tiled(const kvs_cuda_launcher *launcher, const kvs_bound_op *op)
 {
+    const kvs_kv_layer *layer = op->kv;
+    const uint32_t v = layer->head_dim_v;
+    return (op->flags & KVS_OP_PROMPT) != 0 && launcher->arch == GROUPS_ARCH && is_exact_as_half(layer->type_k) && is_exact_as_half(layer->type_v) &&
+           layer->head_dim_k % PROMPT_GRAIN == 0 && (v == 64 || v == 128 || v == 256);
+}
+
+static attend_kernels kernels_of(const kvs_cuda_launcher *launcher, const kvs_bound_op *op, uint32_t n_head_queries)
+{
+    const kvs_kv_layer *layer = op->kv;
+    if (is_tiled(launcher, op)) {
+        return (attend_kernels){record_key("attend_tile", "attend_leaf", layer), record_key("attend_tile", "attend_fold", layer),
+                                PROMPT_QUERIES, 384 * layer->head_dim_k + 128 * layer->head_dim_v + 1024, true};
+    }
     if (launcher->arch < PRODUCTS_ARCH || !is_exact_as_half(layer->type_k) || !is_exact_as_half(layer->type_v)) {
         return (attend_kernels){record_key("attend", "attend_leaf", layer), record_key("attend", "attend_fold", layer),
-                                KVS_CUDA_TILE_QUERIES, 0};
+                                KVS_CUDA_TILE_QUERIES, 0, false};
     }
     const uint32_t tile = n_head_queries <= FEW_QUERIES ? FEW_QUERIES : MANY_QUERIES;
     const uint32_t k_blocks = layer->head_dim_k / HEAD_GRAIN, v_blocks = layer->head_dim_v / HEAD_GRAIN;
     const uint32_t shared = tile * 64 * (2 * k_blocks + 16) + tile * 128 * (value_splits(v_blocks) - 1) * v_blocks;
     const kvs_cuda_macro tiles = {"KVS_TILES", (int32_t)(tile / FEW_QUERIES)};
     attend_kernels kernels = {record_key("attend_mma", "attend_leaf", layer), record_key("attend_mma", "attend_fold", layer),
-                              tile, shared};
+                              tile, shared, false};
     kernels.leaf.macros[kernels.leaf.n_macros++] = tiles;
     kernels.fold.macros[kernels.fold.n_macros++] = tiles;
     return kernels;
 }
 
-/* Pages from params->page_begin on that one launch takes, at most to `end`, in how many slots. */
-static uint32_t cut_launch(const kvs_cuda_launcher *launcher, const kvs_bound_op *op, uint32_t n_tiles, uint32_t end,
-                           kvs_attend_params *params)
+/* Slots of a prompt's launch, of which fit are there: a multiprocessor takes one block, and few should wait for others to end. */
+static uint32_t prompt_slots(const kvs_cuda_launcher *launcher, uint32_t of_slot, uint32_t fit)
 {
-    const uint32_t room = (uint32_t)slots_of(op, params->n_rows);
+    const uint32_t n_sm = launcher->n_sm == 0 ? 1 : launcher->n_sm;
+    uint32_t best = 1;
+    uint64_t best_blocks = 0, best_rounds = 1;
+    for (uint32_t n = 1; n <= fit; n++) {
+        const uint64_t blocks = (uint64_t)n * of_slot, rounds = kvs_div_up(blocks, n_sm);
+        if (blocks * best_rounds > best_blocks * rounds) {
+            best = n;
+            best_blocks = blocks;
+            best_rounds = rounds;
+        }
+    }
+    return best;
+}
+
+/* Pages from params->page_begin on that one launch takes, at most to `end`, in how many slots. */
+static uint32_t cut_launch(const kvs_cuda_launcher *launcher, const kvs_bound_op *op, uint32_t n_tiles, bool only_groups,
+                           uint32_t end, kvs_attend_params *params)
+{
+    const uint32_t fit = (uint32_t)slots_of(op, params->n_rows);
+    const uint32_t room = only_groups ? prompt_slots(launcher, n_tiles * params->n_kv_heads, fit) : fit;
     const uint32_t first_group = params->page_begin / KVS_CUDA_GROUP_PAGES;
     const uint32_t n_groups = (uint32_t)kvs_div_up(end, KVS_CUDA_GROUP_PAGES) - first_group;
     const uint32_t grouped_slots = n_groups < room ? n_groups : room;
-    params->is_grouped = (uint64_t)grouped_slots * n_tiles * params->n_kv_heads >= 2 * (uint64_t)launcher->n_sm;
+    params->is_grouped = only_groups || (uint64_t)grouped_slots * n_tiles * params->n_kv_heads * 2 >= 3 * (uint64_t)launcher->n_sm;
     if (params->is_grouped) {
         const uint32_t stop = (first_group + grouped_slots) * KVS_CUDA_GROUP_PAGES;
         params->page_end = stop < end ? stop : end;
@@ -156,14 +200,14 @@ kvs_status kvs_cuda_launch_attend_wave(kvs_cuda_launcher *launcher, const kvs_bo
                                        uint64_t page_begin, uint64_t page_end)
 {
     const uint32_t n_head_queries = step->n_rows * (op->u[0] / op->kv->n_kv_heads);
-    const attend_kernels kernels = kernels_of(launcher, op->kv, n_head_queries);
+    const attend_kernels kernels = kernels_of(launcher, op, n_head_queries);
     const uint64_t n_pages = (step->first_token + step->n_rows - 1) / KVS_PAGE_TOKENS + 1;
     const uint64_t end = page_end < n_pages ? page_end : n_pages;
     const uint32_t n_tiles = (uint32_t)kvs_div_up(n_head_queries, kernels.tile_queries);
     kvs_attend_params params = params_of(op, step);
     for (uint64_t begin = page_begin; begin < end; begin = params.page_end) {
         params.page_begin = (uint32_t)begin;
-        const uint32_t n_slots = cut_launch(launcher, op, n_tiles, (uint32_t)end, &params);
+        const uint32_t n_slots = cut_launch(launcher, op, n_tiles, kernels.is_tiled, (uint32_t)end, &params);
         params.is_first = begin == 0;
         params.is_last = params.page_end == n_pages;
         kvs_status status =

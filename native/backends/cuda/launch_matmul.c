@@ -1,4 +1,4 @@
-/* launch_matmul.c: matmuls and embedding rows. Scratch of a matmul: records of the activations; where a float weight takes normed
+/* launch_matmul.c: matmuls and embedding rows. Scratch of a matmul: records or atoms of the activations; where a float weight takes normed
  * rows, those; where a swiglu takes two kernels, the rows of its second part; partial sums. */
 #include "backends/cuda/product.h"
 
@@ -17,7 +17,12 @@ typedef struct layout {
     bool has_up;
 } layout;
 
-static bool lay_out(const kvs_bound_op *op, uint64_t n_rows, layout *made)
+static bool is_tiled(const kvs_cuda_launcher *launcher, const kvs_bound_op *op)
+{
+    return (op->flags & KVS_OP_PROMPT) != 0 && kvs_cuda_has_tiles(launcher);
+}
+
+static bool lay_out(const kvs_cuda_launcher *launcher, const kvs_bound_op *op, uint64_t n_rows, layout *made)
 {
     bool has_float = false;
     kvs_cuda_factor parts[KVS_MATMUL_MAX_PARTS];
@@ -31,18 +36,19 @@ static bool lay_out(const kvs_bound_op *op, uint64_t n_rows, layout *made)
     const uint64_t k = op->weights[0]->k;
     made->has_normed = has_float && op->weights[3] != NULL;
     made->has_up = op->u[1] == KVS_STORE_SWIGLU && kvs_cuda_needs_up(op->weights[0]->type, op->weights[1]->type);
+    const bool has_atoms = is_tiled(launcher, op);
     uint64_t record_bytes;
-    return kvs_cuda_act_bytes(k, n_rows, &record_bytes) &&
+    return (has_atoms ? kvs_cuda_atom_bytes : kvs_cuda_act_bytes)(k, n_rows, &record_bytes) &&
            kvs_cuda_reserve(&made->bytes, made->has_quantized ? record_bytes : 0, 1, &made->records) &&
            kvs_cuda_reserve(&made->bytes, made->has_normed ? n_rows * k : 0, sizeof(float), &made->normed) &&
            kvs_cuda_reserve(&made->bytes, made->has_up ? n_rows * op->weights[1]->n : 0, sizeof(float), &made->up) &&
-           kvs_cuda_reserve(&made->bytes, kvs_cuda_partial_bytes(parts, op->u[0], n_rows), 1, &made->partials);
+           kvs_cuda_reserve(&made->bytes, has_atoms ? 0 : kvs_cuda_partial_bytes(parts, op->u[0], n_rows), 1, &made->partials);
 }
 
 kvs_status kvs_cuda_scratch_matmul(kvs_cuda_launcher *launcher, const kvs_bound_op *op, uint32_t max_rows, uint64_t *bytes)
 {
     layout made;
-    if (!lay_out(op, max_rows, &made)) {
+    if (!lay_out(launcher, op, max_rows, &made)) {
         return kvs_fail(launcher->device, KVS_EOVERFLOW, "a matmul of %u rows is too large", max_rows);
     }
     *bytes = made.bytes;
@@ -82,7 +88,7 @@ static kvs_status prepare_rows(kvs_cuda_launcher *launcher, const kvs_bound_op *
                                    .n_slots = product->n_rows,
                                    .n_groups = (uint32_t)kvs_cuda_act_groups(product->k),
                                    .eps = op->f[0]};
-    return kvs_cuda_quantize(launcher, &params);
+    return product->is_tiled ? kvs_cuda_make_atoms(launcher, &params) : kvs_cuda_quantize(launcher, &params);
 }
 
 kvs_status kvs_cuda_launch_matmul(kvs_cuda_launcher *launcher, const kvs_bound_op *op, const struct kvs_step *step)
@@ -93,12 +99,13 @@ kvs_status kvs_cuda_launch_matmul(kvs_cuda_launcher *launcher, const kvs_bound_o
                                 .epilogue = op->u[1],
                                 .k = op->in[0].cols,
                                 .x = address_of(kvs_operand_data(&op->in[0], step)),
-                                .x_stride = op->in[0].cols};
+                                .x_stride = op->in[0].cols,
+                                .is_tiled = is_tiled(launcher, op)};
     if (product.n_rows == 0) {
         return KVS_OK;
     }
     layout made;
-    if (!lay_out(op, product.n_rows, &made)) {
+    if (!lay_out(launcher, op, product.n_rows, &made)) {
         return kvs_fail(launcher->device, KVS_EOVERFLOW, "a matmul of %u rows is too large", product.n_rows);
     }
     for (uint32_t i = 0; i < product.n_parts; i++) {

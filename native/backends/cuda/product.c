@@ -3,6 +3,7 @@
 
 #include "kernels/act_record.h"
 #include "kernels/attend_params.h"
+#include "kernels/tile_record.h"
 #include "kernels/weight_form.h"
 
 #define ALIGNMENT 64u
@@ -15,6 +16,12 @@
 #define NARROW_ROWS 16u  /* up to here a block takes one panel */
 #define WIDE_ROWS 64u    /* of a block that takes several */
 #define WIDE_PANELS 8u
+#define TILES_ARCH 80u
+#define GROUPS_ARCH 90u /* where four warps multiply together */
+#define TILE_SIZES 4u
+#define NARROW_TILE_SIZES 2u /* before GROUPS_ARCH */
+#define TILE_DECODING 40u    /* what weights cost a block beside its rows, in rows */
+#define TILE_ROW_BYTES 640u /* of shared memory */
 #define SLICES 8u        /* weight_product.cuh */
 /* So many blocks leave most of a large card idle, so that slices are taken apart. It bounds what partial sums take: 16 MiB. */
 #define SPLIT_BLOCKS 64u
@@ -29,6 +36,19 @@ bool kvs_cuda_act_bytes(uint64_t k, uint64_t n_rows, uint64_t *bytes)
     uint64_t tile_bytes;
     return kvs_mul_u64(kvs_cuda_act_groups(k), KVS_ACT_RECORD_BYTES, &tile_bytes) &&
            kvs_mul_u64(tile_bytes, kvs_div_up(n_rows, KVS_ACT_TILE), bytes);
+}
+
+bool kvs_cuda_has_tiles(const kvs_cuda_launcher *launcher)
+{
+    return launcher->arch >= TILES_ARCH;
+}
+
+bool kvs_cuda_atom_bytes(uint64_t k, uint64_t n_rows, uint64_t *bytes)
+{
+    const uint64_t n_blocks = kvs_cuda_act_groups(k) * KVS_FORM_GROUP_VALUES / KVS_TILE_VALUES;
+    uint64_t block_bytes;
+    return kvs_mul_u64(kvs_div_up(n_rows, KVS_TILE_SLOTS), KVS_TILE_ATOM_BYTES, &block_bytes) &&
+           kvs_mul_u64(n_blocks, block_bytes, bytes);
 }
 
 bool kvs_cuda_needs_up(int gate_type, int up_type)
@@ -49,6 +69,13 @@ kvs_status kvs_cuda_quantize(kvs_cuda_launcher *launcher, const kvs_act_params *
     const uint64_t n_values = (uint64_t)params->n_groups * KVS_FORM_GROUP_VALUES;
     const kvs_cuda_dim grid = {params->n_slots, (uint32_t)kvs_div_up(n_values, QUANTIZE_THREADS), 1};
     return kvs_cuda_launch(launcher, &key, grid, (kvs_cuda_dim){QUANTIZE_THREADS, 1, 1}, 0, params, sizeof *params);
+}
+
+kvs_status kvs_cuda_make_atoms(kvs_cuda_launcher *launcher, const kvs_act_params *params)
+{
+    static const kvs_cuda_key key = {.source = "act_tile", .kernel = "act_tile"};
+    return kvs_cuda_launch(launcher, &key, (kvs_cuda_dim){params->n_slots, 1, 1}, (kvs_cuda_dim){QUANTIZE_THREADS, 1, 1}, 0,
+                           params, sizeof *params);
 }
 
 static uint32_t scale_run(const kvs_cuda_factor *part)
@@ -150,14 +177,14 @@ static quantized quantized_parts(const kvs_cuda_product *product)
 }
 
 static kvs_status launch_quantized(kvs_cuda_launcher *launcher, const quantized *q, const kvs_cuda_key *key, uint64_t n_blocks,
-                                   uint32_t n_slices)
+                                   uint32_t n_slices, uint32_t shared_bytes)
 {
     if (n_blocks > INT32_MAX) {
         return kvs_fail(launcher->device, KVS_EUNSUPPORTED, "a matmul of %u rows by %u output values is too large",
                         q->params.n_rows, q->params.part[0].n);
     }
     return kvs_cuda_launch(launcher, key, (kvs_cuda_dim){(uint32_t)n_blocks, n_slices, 1},
-                           (kvs_cuda_dim){MATMUL_THREADS, 1, 1}, 0, &q->params, sizeof q->params);
+                           (kvs_cuda_dim){MATMUL_THREADS, 1, 1}, shared_bytes, &q->params, sizeof q->params);
 }
 
 static kvs_status run_narrow(kvs_cuda_launcher *launcher, quantized *q)
@@ -173,7 +200,7 @@ static kvs_status run_narrow(kvs_cuda_launcher *launcher, quantized *q)
                                          {"KVS_TILES", (int32_t)tiles},
                                          {"KVS_EXPERTS", q->has_experts}}};
     q->params.n_row_tiles = (uint32_t)kvs_div_up(q->params.n_rows, (uint64_t)tiles * KVS_ACT_TILE);
-    return launch_quantized(launcher, q, &key, q->n_panels * q->params.n_row_tiles, 1);
+    return launch_quantized(launcher, q, &key, q->n_panels * q->params.n_row_tiles, 1, 0);
 }
 
 /* Apart, both parts of a swiglu have blocks of their own. */
@@ -186,7 +213,57 @@ static kvs_status run_wide(kvs_cuda_launcher *launcher, quantized *q, bool is_sp
         .macros = {q->types[0], q->types[1], q->types[2], {"KVS_SWIGLU", q->is_swiglu && !is_split}, {"KVS_SPLIT", is_split}}};
     q->params.n_row_tiles = (uint32_t)kvs_div_up(q->params.n_rows, WIDE_ROWS);
     const uint64_t n_eights = is_split ? q->all_eights : q->n_eights;
-    return launch_quantized(launcher, q, &key, n_eights * q->params.n_row_tiles, is_split ? SLICES : 1);
+    return launch_quantized(launcher, q, &key, n_eights * q->params.n_row_tiles, is_split ? SLICES : 1, 0);
+}
+
+/* Rows of a block. */
+static const uint32_t TILE_ROWS[TILE_SIZES] = {64, 128, 176, 256};
+
+static uint32_t tile_sizes(const kvs_cuda_launcher *launcher)
+{
+    return launcher->arch == GROUPS_ARCH ? TILE_SIZES : NARROW_TILE_SIZES;
+}
+
+/* Blocks that follow one another on a multiprocessor, times what one takes: the size that is done first. */
+static uint32_t choose_tile(const kvs_cuda_launcher *launcher, uint64_t n_tiles, uint32_t n_rows)
+{
+    const uint64_t n_sm = launcher->n_sm == 0 ? 1 : launcher->n_sm;
+    uint32_t best = 0;
+    uint64_t least = UINT64_MAX;
+    for (uint32_t i = 0; i < tile_sizes(launcher); i++) {
+        const uint64_t rounds = kvs_div_up(n_tiles * kvs_div_up(n_rows, TILE_ROWS[i]), n_sm);
+        const uint64_t cost = rounds * (TILE_ROWS[i] + TILE_DECODING);
+        if (cost < least) {
+            least = cost;
+            best = i;
+        }
+    }
+    return TILE_ROWS[best];
+}
+
+static kvs_status launch_tiles(kvs_cuda_launcher *launcher, quantized *q, uint64_t n_tiles, uint32_t rows)
+{
+    const kvs_cuda_key key = {
+        .source = "matmul_tile",
+        .kernel = "matmul_tile",
+        .n_macros = 5,
+        .macros = {q->types[0], q->types[1], q->types[2], {"KVS_SWIGLU", q->is_swiglu}, {"KVS_ROWS", (int32_t)rows}}};
+    q->params.n_row_tiles = (uint32_t)kvs_div_up(q->params.n_rows, rows);
+    return launch_quantized(launcher, q, &key, n_tiles * q->params.n_row_tiles, 1, rows * TILE_ROW_BYTES + KVS_TILE_ATOM_BYTES);
+}
+
+/* With swiglu a block takes four panels of both parts. Every size gives a row the same bits; dry, all are asked for. */
+static kvs_status run_tiles(kvs_cuda_launcher *launcher, quantized *q)
+{
+    const uint64_t n_tiles = q->is_swiglu ? kvs_div_up(q->params.part[0].n_panels, WIDE_PANELS / 2) : q->n_eights;
+    if (!launcher->is_dry) {
+        return launch_tiles(launcher, q, n_tiles, choose_tile(launcher, n_tiles, q->params.n_rows));
+    }
+    kvs_status status = KVS_OK;
+    for (uint32_t i = 0; status == KVS_OK && i < tile_sizes(launcher); i++) {
+        status = launch_tiles(launcher, q, n_tiles, TILE_ROWS[i]);
+    }
+    return status;
 }
 
 static kvs_status fold_slices(kvs_cuda_launcher *launcher, const quantized *q)
@@ -206,6 +283,9 @@ static kvs_status run_quantized(kvs_cuda_launcher *launcher, const kvs_cuda_prod
     quantized q = quantized_parts(product);
     if (q.params.n_parts == 0) {
         return KVS_OK;
+    }
+    if (product->is_tiled) {
+        return run_tiles(launcher, &q);
     }
     const cut how = q.has_experts ? CUT_NARROW : choose_cut(q.all_eights, product->n_rows);
     if (how == CUT_NARROW) {

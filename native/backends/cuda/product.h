@@ -23,11 +23,12 @@ typedef struct kvs_cuda_product {
     uint32_t x_stride;
     uint64_t k;
     uint64_t x;            /* float32 rows, for float weights */
-    uint64_t records;      /* of the same rows, for the others */
+    uint64_t records;      /* of the same rows, for the others: act_record.h, or with is_tiled the atoms of tile_record.h */
     uint64_t up;           /* room for the second part of a swiglu, [n_rows][n], where kvs_cuda_needs_up says so */
     uint64_t partials;     /* room of kvs_cuda_partial_bytes; not with experts */
     uint64_t tile_experts; /* 0: no experts */
     uint64_t n_tiles_used;
+    bool is_tiled;         /* matmul_tile.cu takes the quantized parts; not with experts */
 } kvs_cuda_product;
 
 /* Groups of a record row. */
@@ -35,6 +36,12 @@ uint64_t kvs_cuda_act_groups(uint64_t k);
 
 /* Bytes of the records of n_rows rows of k values. False: too many. */
 bool kvs_cuda_act_bytes(uint64_t k, uint64_t n_rows, uint64_t *bytes);
+
+/* Whether rows of a prompt go to matmul_tile.cu: where there are products of bfloat16. */
+bool kvs_cuda_has_tiles(const kvs_cuda_launcher *launcher);
+
+/* Bytes of the atoms of n_rows rows of k values. False: too many. */
+bool kvs_cuda_atom_bytes(uint64_t k, uint64_t n_rows, uint64_t *bytes);
 
 /* Room for partial sums of any pass of up to max_rows rows. Of the parts types and sizes count. */
 uint64_t kvs_cuda_partial_bytes(const kvs_cuda_factor *parts, uint32_t n_parts, uint64_t max_rows);
@@ -47,6 +54,7 @@ bool kvs_cuda_reserve(uint64_t *end, uint64_t n, uint64_t item_bytes, uint64_t *
 
 /* errors: kvs_cuda_launch's */
 kvs_status kvs_cuda_quantize(kvs_cuda_launcher *launcher, const kvs_act_params *params);
+kvs_status kvs_cuda_make_atoms(kvs_cuda_launcher *launcher, const kvs_act_params *params);
 kvs_status kvs_cuda_product_run(kvs_cuda_launcher *launcher, const kvs_cuda_product *product);
 
 #endif
