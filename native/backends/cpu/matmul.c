@@ -14,8 +14,9 @@
 #define LANES KVS_PANEL_ROWS
 #define PAIR 2u            /* panels to a kernel call */
 #define BLOCK_TILES 8u     /* 64 rows of codes stay in the second-level cache */
-/* Few tasks, since the last of a stretch reads ahead for nothing; but none so long that a thread waits for the last. */
-#define TASKS_PER_THREAD 4u
+/* Short tasks, so that no thread waits long for the last one. A thread's tasks lie one behind another, so what each reads
+ * ahead is the next one's. */
+#define TASKS_PER_THREAD 16u
 #define CHUNK_SLOTS 16u
 #define WIDE_ROWS 8u       /* from here on the rows are prepared by all threads */
 
