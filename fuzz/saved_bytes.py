@@ -78,7 +78,7 @@ class Saved:
         return found
 
     def _live(self) -> int:
-        return self.model._device.info.live_objects
+        return sum(part.device.info.live_objects for part in self.model._target.parts)
 
     def make(self, rng: random.Random) -> tuple[str, bytes]:
         choice = rng.randrange(4)

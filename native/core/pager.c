@@ -390,11 +390,6 @@ kvs_device *kvs_pager_device(const kvs_pager *pager)
     return pager->device;
 }
 
-kvs_ring *kvs_pager_ring(const kvs_pager *pager)
-{
-    return pager->ring;
-}
-
 kvs_status kvs_pager_check_layers(kvs_pager *pager, const kvs_kv_layer *layer, uint32_t index, uint32_t n_layers)
 {
     if (n_layers != pager->n_layers || memcmp(layer, kvs_cache_layer(pager->cache, index), sizeof *layer) != 0) {

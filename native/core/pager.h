@@ -22,9 +22,6 @@ kvs_status kvs_pager_view_pass(kvs_pager *pager, kvs_pass_view *view);
 
 kvs_device *kvs_pager_device(const kvs_pager *pager);
 
-/* The ring of the attached pool; NULL where nothing can stream. */
-kvs_ring *kvs_pager_ring(const kvs_pager *pager);
-
 /* Geometry that a tape must match. errors: EINVAL with the layer's number */
 kvs_status kvs_pager_check_layers(kvs_pager *pager, const kvs_kv_layer *layer, uint32_t index, uint32_t n_layers);
 

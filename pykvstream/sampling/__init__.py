@@ -7,16 +7,45 @@ probability), ``sampler`` (the chain).
 
 Holds: the token is a pure function of (parameters, accepted tokens, logits, seed, position). Nothing that
 decides uses the platform's mathematics library or a sum whose order numpy may choose.
+
+The names below are imported when first used: parameters alone need no native core.
 """
 
-from pykvstream.sampling.logprobs import Choice, top_logprobs
-from pykvstream.sampling.noise import fork_seed
-from pykvstream.sampling.params import LogitBias, SamplingParams
-from pykvstream.sampling.rejection import Distribution, distribution_of, overlap
-from pykvstream.sampling.sampler import Sampler, SamplerState
-from pykvstream.sampling.truncation import Candidates, top_candidates
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pykvstream.sampling.logprobs import Choice, top_logprobs
+    from pykvstream.sampling.noise import fork_seed
+    from pykvstream.sampling.params import LogitBias, SamplingParams
+    from pykvstream.sampling.rejection import Distribution, distribution_of, overlap
+    from pykvstream.sampling.sampler import Sampler, SamplerState
+    from pykvstream.sampling.truncation import Candidates, top_candidates
 
 __all__ = [
     "Candidates", "Choice", "Distribution", "LogitBias", "Sampler", "SamplerState", "SamplingParams", "distribution_of",
     "fork_seed", "overlap", "top_candidates", "top_logprobs",
 ]  # fmt: skip
+
+_HOME = {
+    "Candidates": "pykvstream.sampling.truncation",
+    "Choice": "pykvstream.sampling.logprobs",
+    "Distribution": "pykvstream.sampling.rejection",
+    "LogitBias": "pykvstream.sampling.params",
+    "Sampler": "pykvstream.sampling.sampler",
+    "SamplerState": "pykvstream.sampling.sampler",
+    "SamplingParams": "pykvstream.sampling.params",
+    "distribution_of": "pykvstream.sampling.rejection",
+    "fork_seed": "pykvstream.sampling.noise",
+    "overlap": "pykvstream.sampling.rejection",
+    "top_candidates": "pykvstream.sampling.truncation",
+    "top_logprobs": "pykvstream.sampling.logprobs",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)

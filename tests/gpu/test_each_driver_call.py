@@ -32,11 +32,11 @@ def attempt(nth):
     fake.fake_cuda_reset()
     told = []
     try:
-        model = Model.open(path, device="cuda", ctx_size=1000, arena_mib=8)
+        model = Model.open(path, device="cuda", ctx_size=1000, arena_mib=40)
     except KvStreamError as refusal:
         assert call in str(refusal) or "pinned" in str(refusal), refusal
         told.append(("open", type(refusal).__name__, str(refusal)))
-        model = Model.open(path, device="cuda", ctx_size=1000, arena_mib=8)
+        model = Model.open(path, device="cuda", ctx_size=1000, arena_mib=40)
     with model:
         try:
             session = model.session()
@@ -96,7 +96,7 @@ while True:
     os.environ["FAKE_CUDA_FAIL"] = f"{os.environ['CALL']} {nth} 719"
     fake.fake_cuda_reset()
     try:
-        Model.open(path, device="cuda", ctx_size=1000, arena_mib=8).close()
+        Model.open(path, device="cuda", ctx_size=1000, arena_mib=40).close()
         if fake.fake_cuda_calls() < nth:
             break
         silent.append(nth)

@@ -322,5 +322,3 @@ def test_the_trunk_may_take_its_ring_away_between_rounds(stack: Stack) -> None:
         for name in ("waves", "resident", "own ring", "trunk's ring", "waves"):
             divide(stack, WAYS[name])
             assert draft(session) == right
-
-

@@ -98,9 +98,9 @@ class Told:
     def __init__(self, right: tuple[int, ...], shift: int) -> None:
         self.right, self.shift = right, shift
 
-    def __call__(self, logits: np.ndarray, position: int, weights: list[object]) -> int:
+    def __call__(self, logits: np.ndarray, position: int, made: object) -> tuple[int, None]:
         right = self.right[position] if position < len(self.right) else 0
-        return (right + self.shift * (position % 3)) % 320
+        return (right + self.shift * (position % 3)) % 320, None
 
 
 @pytest.mark.parametrize("shift", [0, 1])
@@ -394,7 +394,11 @@ def test_drawn_drafts_are_accepted_as_often_as_distributions_overlap(model: Mode
         assert n_judged >= draft.rounds > 100 and draft.accepted > 0
         assert abs(draft.accepted - n_judged * draft.coupled_bound) <= 2 * n_judged**0.5
     with model.session(seed=7) as session:
-        listen(session, PROMPT, 20, params, speculation(), ignore_eos=True)
+        listen(session, PROMPT, 60, params, speculation(), ignore_eos=True)
+        draft = session.stats.draft
+        assert draft is not None and draft.coupled_bound is not None and 0 < draft.coupled_bound < 1
+    with model.session(seed=7) as session:
+        listen(session, PROMPT, 20, SamplingParams(temperature=0), speculation(), ignore_eos=True)
         assert session.stats.draft is not None and session.stats.draft.coupled_bound is None
 
 

@@ -19,7 +19,7 @@ RELEASES = [each for each in functions() if "NULL is ignored" in each.comment an
 WITH_DEVICE = [each for each in FALLIBLE if each.parameters.startswith("kvs_device *device")]
 
 # Nothing is what they are given to take something back, or to do nothing.
-CONTENT = {"kvs_device_set_hook", "kvs_device_drain"}
+CONTENT = {"kvs_device_set_hook", "kvs_device_drain", "kvs_host_admit", "kvs_timeline_keep"}
 
 
 def zeros(function: Function) -> list[Any]:
