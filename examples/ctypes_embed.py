@@ -46,6 +46,7 @@ class DeviceDesc(Sized):
         ("ordinal", u32),
         ("failure", c.c_char_p),
         ("failure_bytes", u64),
+        ("arch", u32),
     ]
 
 

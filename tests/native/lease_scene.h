@@ -4,6 +4,7 @@
 
 #include "pager_scene.h"
 
+#include "core/pager_state.h"
 #include "kvstream/layer_lease.h"
 
 enum { HEAD_SLOTS = 4, HEAD_CTX = 8 * P };
@@ -162,7 +163,7 @@ static inline void give_back(duo *d)
 static inline kvs_ring_info ring_of(const kvs_pager *pager)
 {
     kvs_ring_info info = {.struct_size = sizeof info};
-    CHECK_OK(kvs_ring_get_info(kvs_pager_ring(pager), &info));
+    CHECK_OK(kvs_ring_get_info(pager->ring, &info));
     return info;
 }
 
