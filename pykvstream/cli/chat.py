@@ -16,6 +16,7 @@ from pathlib import Path
 
 from pykvstream.cli.drafting import keep_counts, speculation_for
 from pykvstream.cli.options import ChatOptions, require_utf8
+from pykvstream.cli.outputs import check_outputs, models_of
 from pykvstream.cli.render import ShownAnswer, console, is_shown, note, prefilling, stats_table, summary
 from pykvstream.cli.session import (
     interruptible,
@@ -196,6 +197,7 @@ def run(options: ChatOptions) -> int:
     speculation = speculation_for(options.generation.drafting)
     if options.output.trace_file is not None:
         check_timeline_path(options.output.trace_file)
+        check_outputs({"--trace": options.output.trace_file}, models_of(options.model.model))
     with open_model(options.model, options.output.progress, options.generation.drafting) as model:
         template = read_template(model, options.prompt) or model.chat_template
         # What the template does not know is refused before anybody types.

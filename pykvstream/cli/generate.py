@@ -20,6 +20,7 @@ import numpy as np
 from pykvstream.cli.array_file import check_array_path, write_array
 from pykvstream.cli.drafting import keep_counts, speculation_for
 from pykvstream.cli.options import GenerateOptions
+from pykvstream.cli.outputs import check_outputs, models_of
 from pykvstream.cli.render import console, is_shown, note, prefilling, stats_table, summary
 from pykvstream.cli.session import (
     interruptible,
@@ -85,23 +86,32 @@ def run(options: GenerateOptions) -> int:
     hidden_file = options.hidden_file
     if hidden_file is not None:
         check_array_path(hidden_file)
+    check_outputs(
+        {
+            "--save-session": options.save_file,
+            "--trace": options.output.trace_file,
+            "--embeddings-nextn": hidden_file,
+        },
+        models_of(options.model.model, drafting.mtp_file),
+    )
     with open_model(options.model, options.output.progress, drafting, needs_head=hidden_file is not None) as model:
         params = params_for(model, options.generation)
         answer = _Answer()
         with open_session(model, options.model, options.generation) as session:
-            try:
-                with tracing(model, options.output.trace_file):
+            # The timeline is written last: a conversation is kept whether or not its timeline can be.
+            with tracing(model, options.output.trace_file):
+                try:
                     _stream(session, prompt, params, speculation, options, answer)
-            finally:
-                if answer.tokens and not options.output.json:
-                    # What follows on a terminal, an error too, begins on a line of its own.
-                    print(flush=True)
-            _report(options, session, answer)
-            if options.save_file is not None:
-                session.save(options.save_file)
-            if hidden_file is not None:
-                write_array(hidden_file, session.hidden_rows())
-            keep_counts(drafting, speculation, session.ngram_counts)
+                finally:
+                    if answer.tokens and not options.output.json:
+                        # What follows on a terminal, an error too, begins on a line of its own.
+                        print(flush=True)
+                _report(options, session, answer)
+                if options.save_file is not None:
+                    session.save(options.save_file)
+                if hidden_file is not None:
+                    write_array(hidden_file, session.hidden_rows())
+                keep_counts(drafting, speculation, session.ngram_counts)
             return INTERRUPTED if session.stop_reason == _CANCELLED else 0
 
 

@@ -11,10 +11,11 @@ import time
 from contextlib import ExitStack
 
 from pykvstream.cli.options import KernelsOptions, ModelOptions
+from pykvstream.cli.outputs import check_outputs
 from pykvstream.cli.render import compiling, mib
 from pykvstream.core.cuda import CudaPlanner, KernelKey, open_device
 from pykvstream.core.device import Device
-from pykvstream.errors import DeviceError
+from pykvstream.errors import DeviceError, InvalidArgument
 from pykvstream.gguf import GgufFile
 from pykvstream.kernels import collect_images, pack_bytes
 from pykvstream.locate import find_model
@@ -30,8 +31,10 @@ from pykvstream.runtime.whole_file import check_replaceable, replacing
 def run(options: KernelsOptions) -> int:
     """Print the list. Raises ``Unsupported`` naming a kernel that nobody has."""
     began = time.monotonic()
+    if options.archs and any(model.kernels for model in options.models):
+        raise InvalidArgument("--kernels is given to a card; with --arch there is none, and nobody would read it")
     if options.output is not None:
-        check_replaceable(options.output)
+        _check_output(options)
     if options.archs:
         keys = _needed(options)
         with compiling(options.progress) as show:
@@ -39,6 +42,8 @@ def run(options: KernelsOptions) -> int:
         n_found, n_packed = len(made) - n_compiled, 0
     else:
         keys, made, n_packed, n_found, n_compiled = _provide(options)
+    if options.output is not None and not keys:
+        raise InvalidArgument("no layer is on a card, so there is no kernel to pack")
     n_bytes = 0 if options.output is None else _write(options, [(key, made[key]) for key in keys])
     spent = time.monotonic() - began
     if options.json:
@@ -53,6 +58,16 @@ def run(options: KernelsOptions) -> int:
     written = "" if options.output is None else f"; {options.output}: {mib(n_bytes)}"
     print(f"{len(keys)} kernels: {packed}{n_found} were at hand, {n_compiled} compiled, {spent:.1f} s{written}")
     return 0
+
+
+def _check_output(options: KernelsOptions) -> None:
+    """Raises ``DeviceError``, ``InvalidArgument`` for what ``_write`` could not or must not write."""
+    assert options.output is not None
+    check_outputs({"-o": options.output}, [find_model(model.model) for model in options.models])
+    try:
+        check_replaceable(options.output)
+    except OSError as error:
+        raise DeviceError(f"pack of kernels {str(options.output)!r}: cannot be written: {error.strerror}") from None
 
 
 def _needed(options: KernelsOptions) -> list[KernelKey]:

@@ -26,8 +26,8 @@ def replacing(path: Path, *, is_public: bool = False) -> Iterator[BinaryIO]:
 
     Raises ``InvalidArgument`` for the name of a folder, a pipe or a device, and ``OSError``.
     """
+    mode = _mode_of(path)
     where = Path(os.path.realpath(path))
-    mode = _mode_of(where)
     handle, temporary = tempfile.mkstemp(prefix=f".{where.name[:64]}.", dir=where.parent)
     try:
         with os.fdopen(handle, "wb") as file:
@@ -48,8 +48,8 @@ def replacing(path: Path, *, is_public: bool = False) -> Iterator[BinaryIO]:
 
 def check_replaceable(path: Path) -> None:
     """Refuse what ``replacing`` would: Raises ``InvalidArgument`` for what is no file, ``OSError`` for its folder."""
+    _mode_of(path)
     where = Path(os.path.realpath(path))
-    _mode_of(where)
     if not where.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(where.parent))
     if not os.access(where.parent, os.W_OK | os.X_OK):
@@ -57,7 +57,10 @@ def check_replaceable(path: Path) -> None:
 
 
 def _mode_of(where: Path) -> int | None:
-    """Permissions of the file that is there, None where there is none."""
+    """Permissions of the file that is there, None where there is none.
+
+    Asked of the name as it was given: what a link below /proc stands for, a pipe say, has no name of its own.
+    """
     try:
         status = os.stat(where)
     except FileNotFoundError:
