@@ -32,8 +32,17 @@ typedef enum kvs_device_flag {
     /* Host history has no access rights except while a copy runs. */
     KVS_DEVICE_STRICT_HISTORY = 4,
     /* Plain reference operations instead of vectorised ones. Same bits, slower. */
-    KVS_DEVICE_REFERENCE_OPS = 8
+    KVS_DEVICE_REFERENCE_OPS = 8,
+    /* A card's passes are launched operation by operation, none is recorded. Same bits. */
+    KVS_DEVICE_NO_GRAPHS = 16
 } kvs_device_flag;
+
+/* How a card orders copies of pages and those who read them. Same bits. */
+typedef enum kvs_stream_mode {
+    KVS_STREAM_BEST = 0,     /* what is faster: events, so far (docs/cuda.md) */
+    KVS_STREAM_COUNTERS = 1, /* counters in device memory, which kernels wait for */
+    KVS_STREAM_EVENTS = 2    /* events between launches */
+} kvs_stream_mode;
 
 typedef struct kvs_device_desc {
     uint32_t struct_size;
@@ -47,6 +56,9 @@ typedef struct kvs_device_desc {
     uint64_t failure_bytes;
     uint32_t arch;          /* of the CUDA backend: 0 = a card; else no card and no driver: the device seals tapes for cards of this
                              * architecture (90 for sm_90), lists the kernels that they need, and has no memory */
+    uint32_t stream_mode;   /* kvs_stream_mode, of the CUDA backend */
+    uint32_t delay_us;      /* for tests: kernels that write and read pages come up to so much late, at random; 0: they do not */
+    uint32_t wait_limit_ms; /* of one wait of a kernel for a page; 0: 20,000 */
 } kvs_device_desc;
 
 /* Instruction sets of the CPU backend, in rising order. */

@@ -41,7 +41,8 @@ struct kvs_device {
 };
 
 static const uint32_t known_flags = KVS_DEVICE_DEFERRED | KVS_DEVICE_POISON_RELEASED |
-                                    KVS_DEVICE_STRICT_HISTORY | KVS_DEVICE_REFERENCE_OPS;
+                                    KVS_DEVICE_STRICT_HISTORY | KVS_DEVICE_REFERENCE_OPS |
+                                    KVS_DEVICE_NO_GRAPHS;
 
 static uint64_t load(const _Atomic uint64_t *counter)
 {

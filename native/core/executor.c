@@ -14,6 +14,7 @@ struct kvs_binding {
     kvs_lease *workspace;
     kvs_pager *pager; /* borrowed; NULL for a tape without attention */
     uint64_t epoch;
+    uint64_t id;
     kvs_bound_op *ops;
     kvs_rows_shape *outputs;
     kvs_rows_shape *inputs; /* behind the outputs */
@@ -117,6 +118,7 @@ kvs_status kvs_tape_bind(kvs_tape *tape, kvs_arena *arena, kvs_lease *workspace,
                           .workspace = workspace,
                           .pager = tape->n_layers == 0 ? NULL : pager,
                           .epoch = kvs_arena_epoch(arena),
+                          .id = kvs_device_next_id(tape->device),
                           .ops = ops,
                           .outputs = outputs,
                           .inputs = outputs + tape->n_outputs};
@@ -132,6 +134,10 @@ void kvs_binding_release(kvs_binding *binding)
         return;
     }
     kvs_device *device = binding->device;
+    struct kvs_device_view backend = kvs_device_backend(device);
+    if (backend.backend->binding_forget != NULL) {
+        backend.backend->binding_forget(backend.self, binding->id);
+    }
     kvs_array_free(binding->ops);
     kvs_array_free(binding->outputs);
     kvs_lease_release(binding->workspace);
@@ -204,6 +210,10 @@ static kvs_status run_attend(const kvs_binding *binding, const kvs_bound_op *op,
 {
     struct kvs_device_view backend = kvs_device_backend(binding->device);
     kvs_status status = backend.backend->attend_begin(backend.self, op, step);
+    if (status == KVS_OK && step->takes_whole_layers != 0) {
+        status = backend.backend->attend_wave(backend.self, op, step, 0, active_pages);
+        return status == KVS_OK ? backend.backend->attend_finish(backend.self, op, step) : status;
+    }
     for (uint64_t begin = 0; status == KVS_OK && begin < active_pages;) {
         uint64_t end = begin;
         status = kvs_pager_acquire_wave(binding->pager, op->layer, begin, &end);
@@ -253,8 +263,13 @@ static kvs_status replay(const kvs_binding *binding, const kvs_pass_desc *pass, 
         return status;
     }
     status = run_ops(binding, pass, step, active_pages);
+    const bool takes_layers = step->takes_whole_layers != 0 && binding->pager != NULL;
+    if (status == KVS_OK && takes_layers) {
+        status = kvs_pager_open_layers(binding->pager);
+    }
     const kvs_status ended = backend.backend->pass_end(backend.self, status == KVS_OK);
-    return status == KVS_OK ? ended : status;
+    status = status == KVS_OK ? ended : status;
+    return status == KVS_OK && takes_layers ? kvs_pager_close_layers(binding->pager, step->notes) : status;
 }
 
 static kvs_status open_state(const kvs_binding *binding, const kvs_pass_desc *pass, const kvs_pass_view *view,
@@ -301,6 +316,9 @@ kvs_status kvs_binding_run(kvs_binding *binding, const kvs_pass_desc *pass)
                             .positions = pass->positions,
                             .n_axes = pass->n_axes == 0 ? 1 : pass->n_axes,
                             .deltas = deltas,
+                            .n_deltas = binding->tape->n_deltas,
+                            .binding = binding->id,
+                            .stream = view.stream,
                             .out_rows = pass->out_rows,
                             .outputs = pass->outputs,
                             .inputs = pass->inputs,

@@ -262,11 +262,18 @@ __device__ inline void attend_page(const kvs_attend_params *p, const tile_view *
     fold_page(tile, sums, s, so_far);
 }
 
-extern "C" __global__ void __launch_bounds__(N_THREADS, 2) attend_leaf(const kvs_attend_params p)
+extern "C" __global__ void __launch_bounds__(N_THREADS, 2) attend_leaf(const kvs_attend_params given)
 {
     __shared__ shared_state s;
-    const tile_view tile = tile_of(&p, TILE);
-    const page_run pages = pages_of_slot(&p, blockIdx.z);
+    __shared__ kvs_u64 seen;
+    const kvs_attend_params p = params_of_step(given);
+    page_gate gate = gate_of(p.step, p.layer);
+    const leaf_place place = place_of_block(&p, &gate, &seen);
+    const tile_view tile = tile_of(&p, &place, TILE);
+    const page_run pages = pages_of_slot(&p, place.slot);
+    if (pages.begin == pages.end) {
+        return;
+    }
     running mine = {0.0f, 0.0f};
     running_sums so_far = {};
     if (pages.is_continued) {
@@ -274,9 +281,13 @@ extern "C" __global__ void __launch_bounds__(N_THREADS, 2) attend_leaf(const kvs
     }
     load_queries(&p, &tile, &s);
     for (kvs_u32 page = pages.begin; page < pages.end; page++) {
-        attend_page(&p, &tile, page, &s, &mine, &so_far);
+        await_page(&gate, page, &seen);
+        attend_page(&p, &tile, page, &s, &mine, &so_far); /* a barrier follows its last read of the page */
+        if (threadIdx.x == 0) {
+            leave_page(&gate, page, gridDim.x * gridDim.y);
+        }
     }
-    move_running<true>(&p, &tile, region_of_slot(&p, blockIdx.z), &mine, &so_far);
+    move_running<true>(&p, &tile, region_of_slot(&p, place.slot), &mine, &so_far);
 }
 
 /* See running_sums. */

@@ -7,6 +7,7 @@
 
 #include "attend_params.h"
 #include "kv_types.cuh"
+#include "page_gate.cuh"
 
 #define N_THREADS 256u
 #define N_WARPS (N_THREADS / 32u)
@@ -61,6 +62,43 @@ __device__ inline float fold_value(const fold_factors *factors, float into, floa
                                          : fmaf(part, factors->add, into * factors->keep);
 }
 
+/* What a replayed launch finds out for itself. */
+__device__ inline kvs_attend_params params_of_step(kvs_attend_params p)
+{
+    if (p.step != 0) {
+        p.first_token = ((const kvs_step_words *)p.step)->first_token;
+        const kvs_u32 n_pages = (kvs_u32)((p.first_token + p.n_rows - 1) / KVS_PAGE_TOKENS) + 1;
+        p.is_last = p.page_begin < n_pages && n_pages <= p.page_end;
+        p.page_end = p.page_end < n_pages ? p.page_end : n_pages;
+    }
+    return p;
+}
+
+/* Which part of a launch a block does. */
+struct leaf_place {
+    kvs_u32 tile;
+    kvs_u32 kv_head;
+    kvs_u32 slot;
+};
+
+/* All threads. By ticket where pages go through a ring: pages in the order in which blocks begin. */
+__device__ inline leaf_place place_of_block(const kvs_attend_params *p, const page_gate *gate, kvs_u64 *shared)
+{
+    leaf_place place = {blockIdx.x, blockIdx.y, blockIdx.z};
+    if (gate->words != nullptr) {
+        if (threadIdx.x == 0) {
+            *shared = take_ticket(p->ticket);
+        }
+        __syncthreads();
+        const kvs_u32 ticket = (kvs_u32)*shared, of_slot = gridDim.x * gridDim.y;
+        __syncthreads();
+        place.tile = ticket % gridDim.x;
+        place.kv_head = ticket % of_slot / gridDim.x;
+        place.slot = ticket / of_slot;
+    }
+    return place;
+}
+
 /* Queries of a block. */
 struct tile_view {
     kvs_u32 first;   /* among those of the KV head */
@@ -69,12 +107,12 @@ struct tile_view {
     kvs_u32 kv_head;
 };
 
-__device__ inline tile_view tile_of(const kvs_attend_params *p, kvs_u32 most)
+__device__ inline tile_view tile_of(const kvs_attend_params *p, const leaf_place *place, kvs_u32 most)
 {
     tile_view tile;
     tile.group = p->n_query_heads / p->n_kv_heads;
-    tile.kv_head = blockIdx.y;
-    tile.first = blockIdx.x * most;
+    tile.kv_head = place->kv_head;
+    tile.first = place->tile * most;
     const kvs_u32 left = p->n_rows * tile.group - tile.first;
     tile.n = left < most ? left : most;
     return tile;
@@ -119,7 +157,7 @@ __device__ inline void prefetch_bytes(const kvs_u8 *begin, kvs_u32 n_bytes)
 #endif
 }
 
-/* Pages of the block's slot. */
+/* Pages of a slot; none behind the last page. */
 struct page_run {
     kvs_u32 begin;
     kvs_u32 end;
@@ -135,6 +173,7 @@ __device__ inline page_run pages_of_slot(const kvs_attend_params *p, kvs_u32 slo
         run.end = first + KVS_CUDA_GROUP_PAGES < p->page_end ? first + KVS_CUDA_GROUP_PAGES : p->page_end;
         run.is_continued = run.begin != first;
     }
+    run.end = run.begin < p->page_end ? run.end : run.begin;
     return run;
 }
 

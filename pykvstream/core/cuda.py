@@ -1,8 +1,8 @@
 """A CUDA card as a device, and the kernels that its tapes need.
 
 Source: ``include/kvstream/device.h``, ``kernel.h``.
-Holds: ``CudaDevice``, ``CudaPlanner``, ``KernelKey``, ``kernel_sources``, ``kernel_options``, ``kernels_digest``,
-``open_device``.
+Holds: ``CudaDevice``, ``CardOptions``, ``CudaPlanner``, ``KernelKey``, ``kernel_sources``, ``kernel_options``,
+``kernels_digest``, ``open_device``.
 """
 
 from __future__ import annotations
@@ -32,19 +32,54 @@ class KernelKey:
         return " ".join((f"{self.source} for sm_{self.arch}", *(f"{name}={value}" for name, value in self.macros)))
 
 
+STREAM_MODES = {"auto": lib.KVS_STREAM_BEST, "counters": lib.KVS_STREAM_COUNTERS, "events": lib.KVS_STREAM_EVENTS}
+"""How copies of pages and their readers are ordered: by counters in device memory that kernels wait for, or by events
+between launches; ``auto`` takes what is faster, which is events so far. The same bits."""
+
+
+@dataclass(frozen=True, slots=True)
+class CardOptions:
+    """How a card works. For tests: kernels that write and read pages come up to ``delay_us`` late, at random, and wait
+    for a page no longer than ``wait_limit_ms`` (0: 20,000).
+    """
+
+    stream_mode: str = "auto"
+    delay_us: int = 0
+    wait_limit_ms: int = 0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.stream_mode, str) or self.stream_mode not in STREAM_MODES:
+            raise InvalidArgument(f"stream mode must be one of {', '.join(STREAM_MODES)}, got {self.stream_mode!r}")
+        for name in ("delay_us", "wait_limit_ms"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 4_000_000:
+                raise InvalidArgument(f"{name} must be an integer from 0 to 4,000,000, got {value!r}")
+
+
 class CudaDevice(Device):
     """The card with the driver's number ``ordinal``.
 
-    Raises ``Unsupported`` without a driver or with too old a card, ``NotFound`` where there is no such card,
-    ``DeviceError``.
+    Raises ``Unsupported`` without a driver, with too old a card or for a stream mode that it lacks, ``NotFound``
+    where there is no such card, ``DeviceError``.
     """
 
     __slots__ = ()
 
-    def __init__(self, ordinal: int = 0, *, flags: DeviceFlag = DeviceFlag.NONE) -> None:
+    def __init__(
+        self, ordinal: int = 0, *, flags: DeviceFlag = DeviceFlag.NONE, options: CardOptions | None = None
+    ) -> None:
         if isinstance(ordinal, bool) or not isinstance(ordinal, int) or not 0 <= ordinal < 1 << 31:
             raise InvalidArgument(f"a card's number must be an integer of at least 0, got {ordinal!r}")
-        desc = make_struct("kvs_device_desc", flags=int(flags), backend=lib.KVS_BACKEND_CUDA, ordinal=ordinal)
+        options = options or CardOptions()
+        desc = make_struct(
+            "kvs_device_desc",
+            flags=int(flags),
+            backend=lib.KVS_BACKEND_CUDA,
+            ordinal=ordinal,
+            stream_mode=STREAM_MODES[options.stream_mode],
+            delay_us=options.delay_us,
+            wait_limit_ms=options.wait_limit_ms,
+        )
         pointer = make_device(desc, f"no device {CUDA}:{ordinal}")
         self._hook_handle: Any = None
         self._chooser_handle: Any = None
@@ -125,12 +160,16 @@ def kernels_digest() -> bytes:
     return bytes(ffi.buffer(digest))
 
 
-def open_device(name: str, n_threads: int = 0) -> Device:
-    """A device by name: ``cpu``, ``cuda`` (the first card) or ``cuda:N``. Raises ``Unsupported`` for another one."""
+def open_device(name: str, n_threads: int = 0, stream_mode: str = "auto") -> Device:
+    """A device by name: ``cpu``, ``cuda`` (the first card) or ``cuda:N``. Raises ``Unsupported`` for another one.
+
+    ``stream_mode`` is a card's.
+    """
+    options = CardOptions(stream_mode)
     if name == CPU:
         return Device(n_threads)
     kind, _, number = name.partition(":") if isinstance(name, str) else ("", "", "")
     is_card = kind == CUDA and (name == CUDA or (number.isascii() and number.isdigit()))
     if not is_card:
         raise Unsupported(f"device {name!r} is not supported; supported: {CPU}, {CUDA}, {CUDA}:N")
-    return CudaDevice(int(number or 0))
+    return CudaDevice(int(number or 0), options=options)

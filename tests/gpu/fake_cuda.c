@@ -1,5 +1,7 @@
 /* fake_cuda.c: a libcuda without a card: memory is the host's, copies are made at once, kernels do nothing. FAKE_CUDA_FAIL names a
- * function and which of its calls fails, with which number: "cuMemAlloc_v2 3 2". FAKE_CUDA_ARCH is the card's, 90 by default. */
+ * function and which of its calls fails, with which number: "cuMemAlloc_v2 3 2". FAKE_CUDA_ARCH is the card's, 90 by default.
+ * FAKE_CUDA_WORDS=0: it has no stream memory operations. Words are written at once and never waited for. FAKE_CUDA_COUNT names
+ * a file that receives, when the process ends, how often passes were recorded, launched and let go. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,6 +22,17 @@ struct copy_2d {
 };
 
 static int n_calls;
+static int n_made, n_launched, n_destroyed, n_captured, is_capturing;
+
+__attribute__((destructor)) static void tell(void)
+{
+    const char *path = getenv("FAKE_CUDA_COUNT");
+    FILE *file = path == NULL ? NULL : fopen(path, "w");
+    if (file != NULL) {
+        fprintf(file, "%d %d %d %d\n", n_made, n_launched, n_destroyed, n_captured);
+        fclose(file);
+    }
+}
 
 static int fails(const char *name)
 {
@@ -82,6 +95,11 @@ int cuDeviceGetAttribute(int *value, int attribute, int device)
 {
     BEGIN
     (void)device;
+    if (attribute == 122) {
+        const char *words = getenv("FAKE_CUDA_WORDS");
+        *value = words == NULL || atoi(words) != 0;
+        return 0;
+    }
     *value = attribute == 75 ? arch() / 10 : attribute == 76 ? arch() % 10 : attribute == 97 ? 101376 : attribute == 16 ? 8 : 1;
     return 0;
 }
@@ -141,9 +159,49 @@ int cuLaunchKernel(void *function, unsigned int gx, unsigned int gy, unsigned in
 {
     BEGIN
     (void)function; (void)stream; (void)params; (void)extra;
+    n_captured += is_capturing;
     return gx == 0 || gy == 0 || gz == 0 || bx * by * bz == 0 || bx * by * bz > 1024 || shared > 101376 ? 1 : 0;
 }
 
 /* For a process that fails one call after another: count from 0 again; calls counted since. */
 void fake_cuda_reset(void) { __atomic_store_n(&n_calls, 0, __ATOMIC_RELAXED); }
 int fake_cuda_calls(void) { return __atomic_load_n(&n_calls, __ATOMIC_RELAXED); }
+
+int cuStreamWaitValue64_v2(void *stream, address word, unsigned long long value, unsigned int flags) { BEGIN (void)stream; (void)word; (void)value; (void)flags; return 0; }
+
+int cuStreamWriteValue64_v2(void *stream, address word, unsigned long long value, unsigned int flags)
+{
+    BEGIN
+    (void)stream; (void)flags;
+    __atomic_store_n((unsigned long long *)word, value, __ATOMIC_RELEASE);
+    return 0;
+}
+
+/* A capture that nobody ends, or that a second one interrupts, is an error as with the real one. */
+int cuStreamBeginCapture_v2(void *stream, int mode)
+{
+    BEGIN
+    (void)stream; (void)mode;
+    if (is_capturing) {
+        return 900;
+    }
+    is_capturing = 1;
+    return 0;
+}
+
+int cuStreamEndCapture(void *stream, void **graph)
+{
+    (void)stream;
+    const int was_capturing = is_capturing;
+    is_capturing = 0;
+    *graph = NULL;
+    BEGIN
+    *graph = &n_made;
+    return was_capturing ? 0 : 900;
+}
+
+int cuGraphDestroy(void *graph) { (void)graph; return 0; }
+int cuGraphInstantiateWithFlags(void **exec, void *graph, unsigned long long flags) { BEGIN (void)graph; (void)flags; *exec = malloc(1); n_made++; return 0; }
+int cuGraphUpload(void *exec, void *stream) { BEGIN (void)exec; (void)stream; return 0; }
+int cuGraphLaunch(void *exec, void *stream) { BEGIN (void)exec; (void)stream; n_launched++; return 0; }
+int cuGraphExecDestroy(void *exec) { free(exec); n_destroyed++; return 0; }

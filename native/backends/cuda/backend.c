@@ -4,6 +4,7 @@
 #include "backends/cuda/cuda.h"
 #include "backends/cuda/interop.h"
 #include "backends/cuda/ops.h"
+#include "backends/cuda/pass.h"
 #include "backends/cuda/planner.h"
 
 #include <stdlib.h>
@@ -11,6 +12,8 @@
 
 /* So many bytes are worth the threads and buffers of a load. */
 #define LARGE_WRITE ((uint64_t)16 << 20)
+/* Longer than any copy takes, shorter than a user waits. */
+#define WAIT_LIMIT_MS 20000u
 
 static struct kvs_cuda *enter(void *self)
 {
@@ -110,9 +113,36 @@ static kvs_status wait_counter(void *self, const _Atomic uint64_t *counter, uint
     return kvs_cuda_copies_wait(((struct kvs_cuda *)self)->copies, counter, value, failed);
 }
 
-static void gate_advanced(void *self)
+/* A counter that cannot be raised leaves copies waiting until their ring is cancelled, and passes that wait for them give up. */
+static void gate_advanced(void *self, const _Atomic uint64_t *gate, uint64_t value)
 {
-    kvs_cuda_copies_gate_advanced(((struct kvs_cuda *)self)->copies);
+    struct kvs_cuda *cuda = self;
+    if (cuda->rings != NULL) {
+        kvs_cuda_enter(&cuda->driver);
+        (void)leave(cuda, kvs_cuda_rings_consumed(cuda->rings, gate, value));
+    }
+    kvs_cuda_copies_gate_advanced(cuda->copies);
+}
+
+static kvs_status ring_join(void *self, const _Atomic uint64_t *gate, const _Atomic uint64_t *done, uint32_t n_slots)
+{
+    struct kvs_cuda *cuda = enter(self);
+    return leave(cuda, cuda->rings == NULL ? KVS_OK : kvs_cuda_rings_join(cuda->rings, gate, done, n_slots));
+}
+
+static void ring_leave(void *self, const _Atomic uint64_t *gate)
+{
+    struct kvs_cuda *cuda = self;
+    if (cuda->rings != NULL) {
+        kvs_cuda_rings_leave(cuda->rings, gate);
+    }
+}
+
+static void binding_forget(void *self, uint64_t binding)
+{
+    struct kvs_cuda *cuda = enter(self);
+    kvs_cuda_graphs_forget(cuda->graphs, binding);
+    (void)leave(cuda, KVS_OK);
 }
 
 static kvs_status copy_drain(void *self)
@@ -130,7 +160,9 @@ static uint32_t copy_run(void *self, uint32_t limit)
 
 static void copy_cancel(void *self, const _Atomic uint64_t *done)
 {
-    kvs_cuda_copies_cancel(((struct kvs_cuda *)self)->copies, done);
+    struct kvs_cuda *cuda = enter(self);
+    kvs_cuda_copies_cancel(cuda->copies, done);
+    (void)leave(cuda, KVS_OK);
 }
 
 /* ---- weights and operations ---- */
@@ -163,7 +195,7 @@ static bool has_rows(const kvs_bound_op *op, const struct kvs_step *step)
 static kvs_status run_op(void *self, const kvs_bound_op *op, const struct kvs_step *step)
 {
     struct kvs_cuda *cuda = self;
-    return has_rows(op, step) ? kvs_cuda_run_op(&cuda->launcher, op, step) : KVS_OK;
+    return kvs_cuda_pass_launches(cuda) && has_rows(op, step) ? kvs_cuda_run_op(&cuda->launcher, op, step) : KVS_OK;
 }
 
 static kvs_status delta_fold(void *self, const kvs_delta_view *views, uint32_t layer, void *scratch)
@@ -177,13 +209,17 @@ static kvs_status attend_begin(void *self, const kvs_bound_op *op, const struct 
     return kvs_cuda_launch_attend_begin(&((struct kvs_cuda *)self)->launcher, op, step);
 }
 
-/* Behind a wave its ring slots may be given back: the copy engine waits for the event before it overwrites one. */
+/* Behind a wave its ring slots may be given back: the copy engine waits for the event before it overwrites one. A pass that is
+ * recorded says what it has read by itself. */
 static kvs_status attend_wave(void *self, const kvs_bound_op *op, const struct kvs_step *step, uint64_t page_begin,
                               uint64_t page_end)
 {
     struct kvs_cuda *cuda = self;
+    if (!kvs_cuda_pass_launches(cuda)) {
+        return KVS_OK;
+    }
     const kvs_status status = kvs_cuda_launch_attend_wave(&cuda->launcher, op, step, page_begin, page_end);
-    return status != KVS_OK
+    return status != KVS_OK || cuda->turn == KVS_CUDA_RECORD
                ? status
                : KVS_CUDA_CALL(cuda->device, &cuda->driver, event_record, cuda->readers, cuda->compute);
 }
@@ -198,14 +234,14 @@ static kvs_status pass_begin(void *self, struct kvs_step *step)
 {
     struct kvs_cuda *cuda = enter(self);
     kvs_status status = kvs_cuda_loader_rest(cuda->loader);
-    status = status != KVS_OK ? status : kvs_cuda_steps_begin(cuda->steps, step);
+    status = status != KVS_OK ? status : kvs_cuda_pass_begin(cuda, step);
     return status == KVS_OK ? KVS_OK : leave(cuda, status);
 }
 
 static kvs_status pass_end(void *self, bool is_whole)
 {
     struct kvs_cuda *cuda = self;
-    return leave(cuda, kvs_cuda_steps_end(cuda->steps, is_whole));
+    return leave(cuda, kvs_cuda_pass_end(cuda, is_whole));
 }
 
 /* ---- launches ---- */
@@ -261,7 +297,9 @@ static void describe(void *self, kvs_device_info *info)
 static void free_parts(struct kvs_cuda *cuda)
 {
     kvs_cuda_copies_destroy(cuda->copies);
+    kvs_cuda_graphs_destroy(cuda->graphs);
     kvs_cuda_steps_destroy(cuda->steps);
+    kvs_cuda_rings_destroy(cuda->rings);
     kvs_cuda_kernels_destroy(cuda->kernels);
     kvs_cuda_loader_destroy(cuda->loader);
     kvs_cuda_memory_destroy(cuda->memory);
@@ -296,6 +334,8 @@ static const kvs_backend TABLE = {
     .copy_submit_many = copy_submit_many,
     .wait_counter = wait_counter,
     .gate_advanced = gate_advanced,
+    .ring_join = ring_join,
+    .ring_leave = ring_leave,
     .copy_drain = copy_drain,
     .copy_run = copy_run,
     .copy_cancel = copy_cancel,
@@ -309,6 +349,7 @@ static const kvs_backend TABLE = {
     .attend_finish = attend_finish,
     .pass_begin = pass_begin,
     .pass_end = pass_end,
+    .binding_forget = binding_forget,
     .describe = describe,
     .device_adopt = kvs_cuda_adopt,
     .host_admit = kvs_cuda_host_admit,
@@ -318,8 +359,29 @@ static const kvs_backend TABLE = {
     .destroy = destroy,
 };
 
-static kvs_status create_parts(struct kvs_cuda *cuda)
+/* Slots that are to be filled with NaN when they are released are filled by the host, which does not see kernels release one. */
+static bool has_counters(const struct kvs_cuda *cuda, const kvs_device_desc *desc)
 {
+    return cuda->driver.has_words != 0 && desc->stream_mode == KVS_STREAM_COUNTERS &&
+           (desc->flags & KVS_DEVICE_POISON_RELEASED) == 0;
+}
+
+static kvs_status check_stream_mode(const struct kvs_cuda *cuda, const kvs_device_desc *desc)
+{
+    if (desc->stream_mode > KVS_STREAM_EVENTS) {
+        return kvs_fail(cuda->device, KVS_EINVAL, "stream mode %u", desc->stream_mode);
+    }
+    return desc->stream_mode != KVS_STREAM_COUNTERS || has_counters(cuda, desc)
+               ? KVS_OK
+               : kvs_fail(cuda->device, KVS_EUNSUPPORTED,
+                          "stream mode counters: the driver has %s 64-bit stream memory operations on this card%s",
+                          cuda->driver.has_words != 0 ? "" : "no",
+                          (desc->flags & KVS_DEVICE_POISON_RELEASED) != 0 ? "; released pages are to be filled" : "");
+}
+
+static kvs_status create_parts(struct kvs_cuda *cuda, const kvs_device_desc *desc)
+{
+    const kvs_cuda_step_waits waits = {.limit_ns = cuda->wait_limit_ns, .delay_ns = desc->delay_us * 1000};
     kvs_device *device = cuda->device;
     const kvs_cuda_driver *driver = &cuda->driver;
     kvs_status status = KVS_CUDA_CALL(device, driver, stream_create, &cuda->compute, CU_STREAM_NON_BLOCKING);
@@ -335,10 +397,16 @@ static kvs_status create_parts(struct kvs_cuda *cuda)
     if (status == KVS_OK) {
         status = kvs_cuda_kernels_create(device, driver, &cuda->kernels);
     }
-    if (status == KVS_OK) {
-        status = kvs_cuda_steps_create(device, driver, cuda->compute, cuda->memory, &cuda->steps);
+    if (status == KVS_OK && has_counters(cuda, desc)) {
+        status = kvs_cuda_rings_create(device, driver, cuda->memory, cuda->compute, &cuda->rings);
     }
-    return status == KVS_OK ? kvs_cuda_copies_create(device, driver, cuda->readers, &cuda->copies) : status;
+    if (status == KVS_OK) {
+        status = kvs_cuda_steps_create(device, driver, cuda->compute, cuda->memory, cuda->rings, waits, &cuda->steps);
+    }
+    if (status == KVS_OK) {
+        status = kvs_cuda_graphs_create(device, driver, cuda->compute, &cuda->graphs);
+    }
+    return status == KVS_OK ? kvs_cuda_copies_create(device, driver, cuda->readers, cuda->rings, &cuda->copies) : status;
 }
 
 kvs_status kvs_cuda_backend_create(kvs_device *device, const kvs_device_desc *desc, const kvs_backend **table, void **self)
@@ -346,7 +414,7 @@ kvs_status kvs_cuda_backend_create(kvs_device *device, const kvs_device_desc *de
     if (desc->arch != 0) {
         return kvs_cuda_planner_create(device, desc, table, self);
     }
-    if ((desc->flags & ~(uint32_t)KVS_DEVICE_POISON_RELEASED) != 0 || desc->isa != KVS_ISA_BEST) {
+    if ((desc->flags & ~(uint32_t)(KVS_DEVICE_POISON_RELEASED | KVS_DEVICE_NO_GRAPHS)) != 0 || desc->isa != KVS_ISA_BEST) {
         return kvs_fail(device, KVS_EUNSUPPORTED,
                         "a CUDA device has no deferred copies, strict history, reference operations or instruction sets");
     }
@@ -360,13 +428,18 @@ kvs_status kvs_cuda_backend_create(kvs_device *device, const kvs_device_desc *de
         free(cuda);
         return status;
     }
+    cuda->has_graphs = (desc->flags & KVS_DEVICE_NO_GRAPHS) == 0;
+    cuda->wait_limit_ns = (desc->wait_limit_ms == 0 ? WAIT_LIMIT_MS : desc->wait_limit_ms) * UINT64_C(1000000);
     cuda->launcher = (kvs_cuda_launcher){.device = device,
                                          .arch = cuda->driver.arch,
                                          .n_sm = cuda->driver.n_sm,
                                          .shared_bytes = cuda->driver.shared_bytes,
                                          .cuda = cuda};
     kvs_cuda_enter(&cuda->driver);
-    status = create_parts(cuda);
+    status = check_stream_mode(cuda, desc);
+    if (status == KVS_OK) {
+        status = create_parts(cuda, desc);
+    }
     if (status != KVS_OK) {
         free_parts(cuda);
         return status;

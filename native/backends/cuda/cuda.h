@@ -4,10 +4,12 @@
 
 #include "backends/cuda/copies.h"
 #include "backends/cuda/driver.h"
+#include "backends/cuda/graphs.h"
 #include "backends/cuda/kernels.h"
 #include "backends/cuda/launcher.h"
 #include "backends/cuda/loader.h"
 #include "backends/cuda/memory.h"
+#include "backends/cuda/rings.h"
 #include "backends/cuda/step.h"
 
 struct kvs_cuda {
@@ -21,6 +23,12 @@ struct kvs_cuda {
     kvs_cuda_kernels *kernels;
     kvs_cuda_steps *steps;
     kvs_cuda_launcher launcher;
+    kvs_cuda_rings *rings; /* NULL: events alone order copies and readers */
+    kvs_cuda_graphs *graphs;
+    bool has_graphs; /* passes are recorded */
+    uint64_t wait_limit_ns;
+    kvs_cuda_turn turn;   /* of the pass under way */
+    kvs_cuda_shape shape; /* where it is not launched singly */
 };
 
 #endif

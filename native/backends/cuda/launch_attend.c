@@ -6,6 +6,7 @@
  */
 #include "backends/cuda/launcher.h"
 #include "kernels/attend_params.h"
+#include "kernels/step_words.h"
 
 #define PART_HEAD 4u
 /* Architecture from which on matrix products of halves are used, and the queries that share a page there. */
@@ -77,7 +78,7 @@ kvs_status kvs_cuda_launch_attend_begin(kvs_cuda_launcher *launcher, const kvs_b
     return KVS_OK;
 }
 
-static kvs_attend_params params_of(const kvs_bound_op *op, const struct kvs_step *step)
+static kvs_attend_params params_of(const kvs_cuda_launcher *launcher, const kvs_bound_op *op, const struct kvs_step *step)
 {
     const uint64_t scratch = (uint64_t)(uintptr_t)op->scratch, slot = slot_bytes(op, step->n_rows);
     return (kvs_attend_params){.q = address_of(&op->in[0], step),
@@ -87,6 +88,8 @@ static kvs_attend_params params_of(const kvs_bound_op *op, const struct kvs_step
                                .groups = scratch,
                                .results = scratch + slot,
                                .first_token = step->first_token,
+                               .step = launcher->places.words,
+                               .layer = launcher->is_recorded ? launcher->places.layers + op->layer * sizeof(kvs_step_layer) : 0,
                                .q_stride = op->in[0].cols,
                                .out_stride = op->out[0].cols,
                                .n_rows = step->n_rows,
@@ -140,7 +143,7 @@ static uint32_t cut_launch(const kvs_cuda_launcher *launcher, const kvs_bound_op
     const uint32_t first_group = params->page_begin / KVS_CUDA_GROUP_PAGES;
     const uint32_t n_groups = (uint32_t)kvs_div_up(end, KVS_CUDA_GROUP_PAGES) - first_group;
     const uint32_t grouped_slots = n_groups < room ? n_groups : room;
-    params->is_grouped = (uint64_t)grouped_slots * n_tiles * params->n_kv_heads >= 2 * (uint64_t)launcher->n_sm;
+    params->is_grouped = launcher->is_tight == 0 && (uint64_t)grouped_slots * n_tiles * params->n_kv_heads >= 2 * (uint64_t)launcher->n_sm;
     if (params->is_grouped) {
         const uint32_t stop = (first_group + grouped_slots) * KVS_CUDA_GROUP_PAGES;
         params->page_end = stop < end ? stop : end;
@@ -157,11 +160,15 @@ kvs_status kvs_cuda_launch_attend_wave(kvs_cuda_launcher *launcher, const kvs_bo
 {
     const uint32_t n_head_queries = step->n_rows * (op->u[0] / op->kv->n_kv_heads);
     const attend_kernels kernels = kernels_of(launcher, op->kv, n_head_queries);
-    const uint64_t n_pages = (step->first_token + step->n_rows - 1) / KVS_PAGE_TOKENS + 1;
-    const uint64_t end = page_end < n_pages ? page_end : n_pages;
+    const kvs_cuda_places *places = &launcher->places;
+    const uint64_t reached = (step->first_token + step->n_rows - 1) / KVS_PAGE_TOKENS + 1;
+    const uint64_t n_pages = launcher->is_recorded ? places->table_pages : reached;
+    const uint64_t end = launcher->is_recorded || page_end > n_pages ? n_pages : page_end;
+    uint64_t ticket = places->tickets + op->layer * places->table_pages * sizeof(uint32_t);
     const uint32_t n_tiles = (uint32_t)kvs_div_up(n_head_queries, kernels.tile_queries);
-    kvs_attend_params params = params_of(op, step);
-    for (uint64_t begin = page_begin; begin < end; begin = params.page_end) {
+    kvs_attend_params params = params_of(launcher, op, step);
+    for (uint64_t begin = page_begin; begin < end; begin = params.page_end, ticket += sizeof(uint32_t)) {
+        params.ticket = ticket;
         params.page_begin = (uint32_t)begin;
         const uint32_t n_slots = cut_launch(launcher, op, n_tiles, (uint32_t)end, &params);
         params.is_first = begin == 0;
@@ -198,6 +205,7 @@ kvs_status kvs_cuda_launch_kv_write(kvs_cuda_launcher *launcher, const kvs_bound
                                         .v = address_of(&op->in[1], step),
                                         .page_table = (uint64_t)(uintptr_t)step->page_tables[op->layer],
                                         .first_token = step->first_token,
+                                        .step = launcher->places.words,
                                         .k_stride = op->in[0].cols,
                                         .v_stride = op->in[1].cols,
                                         .n_rows = step->n_rows,

@@ -5,6 +5,8 @@
 #include <math.h>
 
 #define THREADS 256u
+/* Of a picture of some hundred KiB. */
+#define LOAD_BLOCKS 8u
 #define WARP 32u
 #define TABLE_THREADS 64u
 #define HADAMARD_LEAST 32u
@@ -70,6 +72,7 @@ kvs_status kvs_cuda_launch_rope_table(kvs_cuda_launcher *launcher, const kvs_bou
                                           .positions = (uint64_t)(uintptr_t)step->positions,
                                           .divisors = weight_address(op, 0),
                                           .first_token = step->first_token,
+                                          .step = launcher->places.words,
                                           .base = op->f64[0],
                                           .factor = (double)op->f[0],
                                           .n_rows = step->n_rows,
@@ -129,4 +132,10 @@ kvs_status kvs_cuda_launch_gather(kvs_cuda_launcher *launcher, const kvs_bound_o
                                       .n_rows = step->n_out_rows,
                                       .cols = op->in[0].cols};
     return launch(launcher, &key, step->n_out_rows, kvs_div_up(params.cols, THREADS), THREADS, &params, sizeof params);
+}
+
+kvs_status kvs_cuda_launch_step_load(kvs_cuda_launcher *launcher, const kvs_step_load_params *params)
+{
+    const kvs_cuda_key key = {.source = "step_load", .kernel = "step_load"};
+    return launch(launcher, &key, LOAD_BLOCKS, 1, THREADS, params, sizeof *params);
 }

@@ -14,6 +14,7 @@
 
 #include "core/backend.h"
 #include "core/step.h"
+#include "kernels/step_words.h"
 
 #define KVS_CUDA_MAX_MACROS 8u
 
@@ -39,6 +40,16 @@ typedef struct kvs_cuda_dim {
     uint32_t z;
 } kvs_cuda_dim;
 
+/* Where kernels find what changes from pass to pass (kernels/step_words.h): device addresses, the same for passes of one shape; 0:
+ * nowhere, parameters say it. */
+typedef struct kvs_cuda_places {
+    uint64_t words;       /* kvs_step_words */
+    uint64_t layers;      /* [n_layers] kvs_step_layer */
+    uint64_t deltas;      /* [n_deltas] kvs_step_delta */
+    uint64_t tickets;     /* [n_layers][table_pages] unsigned int */
+    uint64_t table_pages; /* of each page table: a power of two, at least the pages of the pass */
+} kvs_cuda_places;
+
 /* What launchers may read. */
 typedef struct kvs_cuda_launcher {
     kvs_device *device;     /* for kvs_fail */
@@ -46,6 +57,9 @@ typedef struct kvs_cuda_launcher {
     uint32_t n_sm;          /* multiprocessors */
     uint32_t shared_bytes;  /* of one block, at most, opted in */
     uint32_t is_dry;        /* kernels are noted, nothing runs */
+    uint32_t is_recorded;   /* launches are for any pass of the shape, over up to table_pages pages */
+    uint32_t is_tight;      /* recorded, for rings too small for blocks that read several pages (kernels/page_gate.cuh) */
+    kvs_cuda_places places; /* of the pass */
     struct kvs_cuda *cuda;
 } kvs_cuda_launcher;
 
@@ -69,6 +83,9 @@ kvs_status kvs_cuda_launch_norm(kvs_cuda_launcher *launcher, const kvs_bound_op 
 kvs_status kvs_cuda_launch_glu(kvs_cuda_launcher *launcher, const kvs_bound_op *op, const struct kvs_step *step);
 kvs_status kvs_cuda_launch_add(kvs_cuda_launcher *launcher, const kvs_bound_op *op, const struct kvs_step *step);
 kvs_status kvs_cuda_launch_gather(kvs_cuda_launcher *launcher, const kvs_bound_op *op, const struct kvs_step *step);
+
+/* The picture of a replayed pass. */
+kvs_status kvs_cuda_launch_step_load(kvs_cuda_launcher *launcher, const kvs_step_load_params *params);
 
 /* Weight side. A dry delta operation asks for the kernels of kvs_cuda_launch_delta_fold too. */
 kvs_status kvs_cuda_scratch_matmul(kvs_cuda_launcher *launcher, const kvs_bound_op *op, uint32_t max_rows, uint64_t *bytes);

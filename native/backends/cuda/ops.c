@@ -131,7 +131,7 @@ static kvs_status note_kernels(const kvs_cuda_launcher *launcher, const kvs_boun
     kvs_bound_op without = *op;
     dry.is_dry = 1;
     give_addresses(&without);
-    kvs_status status = KVS_OK;
+    kvs_status status = kvs_cuda_launch_step_load(&dry, &(kvs_step_load_params){0});
     for (uint32_t n_rows = 1; status == KVS_OK && n_rows < max_rows; n_rows = n_rows < NARROW_ROWS ? n_rows + 1 : n_rows * 2) {
         status = run_dry(&dry, &without, n_rows);
     }

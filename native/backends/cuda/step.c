@@ -1,7 +1,7 @@
 /* step.c: the step block: a pinned picture in host memory and the same bytes on the device.
  *
- * Layout: tokens, positions, output rows, then a page table for each layer, all of one length. Tables rarely change between two
- * passes of a resident conversation, so they are sent only when they do. */
+ * Layout: words, tokens, positions, output rows, what rings and recurrent layers need, then a page table for each layer, all of
+ * one length. Tables rarely change between two passes of a resident conversation, so they are sent only when they do. */
 #include "backends/cuda/step.h"
 
 #include "core/backend.h"
@@ -11,8 +11,10 @@
 
 /* Sizes grow in steps of this, so that a growing conversation rarely allocates. */
 #define GRAIN ((uint64_t)64 << 10)
-#define TABLE_GRAIN 64u
+#define LEAST_TABLE_PAGES 8u
 #define ALIGNMENT 256u
+/* Of cells: the word that says that a pass is given up, in a line of its own. */
+#define FIRST_TICKET 64u
 
 /* Device memory that only grows. */
 struct area {
@@ -25,15 +27,25 @@ struct kvs_cuda_steps {
     const kvs_cuda_driver *driver;
     cu_stream stream;
     kvs_cuda_memory *memory;
+    kvs_cuda_rings *rings;
+    kvs_cuda_step_waits waits;
     struct area block;
-    uint8_t *picture; /* pinned, block.bytes */
+    uint8_t *pinned;     /* kvs_step_header, then block.bytes */
+    struct area cells;   /* unsigned int; zeros when a replayed pass begins */
+    kvs_step_note *notes; /* pinned, [notes_capacity] */
+    uint32_t notes_capacity;
+    uint64_t generation;
     uint64_t sent_at;    /* where tables of the last pass began, and how many bytes they had */
     uint64_t sent_bytes;
     struct area outputs;
     struct area inputs;
     /* Of the pass under way. */
+    kvs_cuda_places places;
+    uint64_t tables_at;
+    uint64_t tables_bytes;
     const uint64_t **tables;
     uint32_t tables_capacity;
+    uint32_t n_layers;
     float **out;          /* on the device */
     float *const *caller; /* where they go */
     uint64_t *out_bytes;
@@ -44,7 +56,8 @@ struct kvs_cuda_steps {
 };
 
 kvs_status kvs_cuda_steps_create(kvs_device *device, const kvs_cuda_driver *driver, cu_stream stream,
-                                 kvs_cuda_memory *memory, kvs_cuda_steps **steps)
+                                 kvs_cuda_memory *memory, kvs_cuda_rings *rings, kvs_cuda_step_waits waits,
+                                 kvs_cuda_steps **steps)
 {
     kvs_cuda_steps *made = calloc(1, sizeof *made);
     if (made == NULL) {
@@ -54,6 +67,8 @@ kvs_status kvs_cuda_steps_create(kvs_device *device, const kvs_cuda_driver *driv
     made->driver = driver;
     made->stream = stream;
     made->memory = memory;
+    made->rings = rings;
+    made->waits = waits;
     *steps = made;
     return KVS_OK;
 }
@@ -67,6 +82,14 @@ static void free_area(kvs_cuda_steps *steps, struct area *area)
     }
 }
 
+static void free_pinned(kvs_cuda_steps *steps)
+{
+    if (steps->pinned != NULL) {
+        (void)steps->driver->api.host_free(steps->pinned);
+        steps->pinned = NULL;
+    }
+}
+
 void kvs_cuda_steps_destroy(kvs_cuda_steps *steps)
 {
     if (steps == NULL) {
@@ -75,8 +98,10 @@ void kvs_cuda_steps_destroy(kvs_cuda_steps *steps)
     free_area(steps, &steps->block);
     free_area(steps, &steps->outputs);
     free_area(steps, &steps->inputs);
-    if (steps->picture != NULL) {
-        (void)steps->driver->api.host_free(steps->picture);
+    free_area(steps, &steps->cells);
+    free_pinned(steps);
+    if (steps->notes != NULL) {
+        (void)steps->driver->api.host_free(steps->notes);
     }
     free(steps->tables);
     free(steps->out);
@@ -93,6 +118,7 @@ static kvs_status grow_area(kvs_cuda_steps *steps, struct area *area, uint64_t b
     }
     const uint64_t wanted = kvs_div_up(bytes, GRAIN) * GRAIN;
     free_area(steps, area);
+    steps->generation++;
     const kvs_status status = kvs_cuda_memory_alloc(steps->memory, wanted, ALIGNMENT, &area->address);
     if (status != KVS_OK) {
         return status;
@@ -102,27 +128,58 @@ static kvs_status grow_area(kvs_cuda_steps *steps, struct area *area, uint64_t b
     return KVS_OK;
 }
 
+static uint8_t *picture(const kvs_cuda_steps *steps)
+{
+    return steps->pinned + sizeof(kvs_step_header);
+}
+
+static kvs_status alloc_pinned(kvs_cuda_steps *steps, uint64_t bytes, void *at, size_t at_bytes)
+{
+    void *memory = NULL;
+    const kvs_status status =
+        KVS_CUDA_CALL(steps->device, steps->driver, host_alloc, &memory, (size_t)bytes, CU_MEM_HOST_PORTABLE);
+    if (status == KVS_OK) {
+        memset(memory, 0, (size_t)bytes);
+        memcpy(at, &memory, at_bytes);
+    }
+    return status;
+}
+
 static kvs_status grow_block(kvs_cuda_steps *steps, uint64_t bytes)
 {
     if (bytes <= steps->block.bytes) {
         return KVS_OK;
     }
-    if (steps->picture != NULL) {
-        (void)steps->driver->api.host_free(steps->picture);
-        steps->picture = NULL;
-    }
+    free_pinned(steps);
     steps->sent_bytes = 0;
     kvs_status status = grow_area(steps, &steps->block, bytes);
     if (status == KVS_OK) {
-        void *memory = NULL;
-        status = KVS_CUDA_CALL(steps->device, steps->driver, host_alloc, &memory, (size_t)steps->block.bytes,
-                               CU_MEM_HOST_PORTABLE);
-        steps->picture = memory;
+        status = alloc_pinned(steps, sizeof(kvs_step_header) + steps->block.bytes, &steps->pinned, sizeof steps->pinned);
     }
     if (status != KVS_OK) {
         free_area(steps, &steps->block);
     }
     return status;
+}
+
+/* What kernels write beside outputs. */
+static kvs_status grow_cells(kvs_cuda_steps *steps, uint32_t n_layers, uint64_t table_pages)
+{
+    if (n_layers > steps->notes_capacity) {
+        if (steps->notes != NULL) {
+            (void)steps->driver->api.host_free(steps->notes);
+            steps->notes = NULL;
+            steps->notes_capacity = 0;
+        }
+        const kvs_status status =
+            alloc_pinned(steps, n_layers * sizeof *steps->notes, &steps->notes, sizeof steps->notes);
+        if (status != KVS_OK) {
+            return status;
+        }
+        steps->notes_capacity = n_layers;
+        steps->generation++;
+    }
+    return grow_area(steps, &steps->cells, (FIRST_TICKET + n_layers * table_pages) * sizeof(uint32_t));
 }
 
 static bool grow_arrays(kvs_cuda_steps *steps, const struct kvs_step *step)
@@ -163,7 +220,7 @@ static const uint32_t *put_words(kvs_cuda_steps *steps, uint64_t *at, const uint
         return NULL;
     }
     const uint64_t address = steps->block.address + *at;
-    memcpy(steps->picture + *at, words, (size_t)n_words * sizeof *words);
+    memcpy(picture(steps) + *at, words, (size_t)n_words * sizeof *words);
     *at += kvs_div_up(n_words * sizeof *words, 16) * 16;
     return (const uint32_t *)(uintptr_t)address;
 }
@@ -175,7 +232,7 @@ static bool put_tables(kvs_cuda_steps *steps, const struct kvs_step *step, uint6
     const uint64_t used_bytes = step->active_pages * sizeof(uint64_t);
     bool is_new = steps->sent_at != at || steps->sent_bytes != step->n_layers * table_bytes;
     for (uint32_t layer = 0; layer < step->n_layers; layer++) {
-        uint8_t *to = steps->picture + at + layer * table_bytes;
+        uint8_t *to = picture(steps) + at + layer * table_bytes;
         if (is_new || memcmp(to, step->page_tables[layer], (size_t)used_bytes) != 0) {
             memcpy(to, step->page_tables[layer], (size_t)used_bytes);
             is_new = true;
@@ -227,27 +284,104 @@ static kvs_status place_outputs(kvs_cuda_steps *steps, const struct kvs_step *st
     return status;
 }
 
-kvs_status kvs_cuda_steps_begin(kvs_cuda_steps *steps, struct kvs_step *step)
+/* ---- words ---- */
+
+static uint64_t reserve(uint64_t *end, uint64_t bytes)
 {
-    const uint64_t n_positions = (uint64_t)step->n_axes * step->n_rows;
-    const uint64_t n_words = step->n_rows + n_positions + step->n_out_rows + 12; /* each of three padded to 16 bytes */
-    const uint64_t tables_at = kvs_div_up(n_words * sizeof(uint32_t), ALIGNMENT) * ALIGNMENT;
-    const uint64_t table_pages = kvs_div_up(step->active_pages, TABLE_GRAIN) * TABLE_GRAIN;
-    const uint64_t tables_bytes = step->n_layers * table_pages * sizeof(uint64_t);
+    const uint64_t at = *end;
+    *end += kvs_div_up(bytes, 16) * 16;
+    return at;
+}
+
+static void put_stream(kvs_cuda_steps *steps, const struct kvs_step *step, uint64_t at)
+{
+    kvs_step_layer *layers = (kvs_step_layer *)(void *)(picture(steps) + at);
+    for (uint32_t i = 0; i < step->n_layers; i++) {
+        const kvs_stream_layer *of = &step->stream.layers[i];
+        layers[i] = (kvs_step_layer){.first_demand = of->first_demand,
+                                     .note = (uint64_t)(uintptr_t)&steps->notes[i],
+                                     .first_page = step->stream.gate == NULL ? 0 : of->first_page,
+                                     .end_page = step->stream.gate == NULL ? 0 : of->end_page};
+    }
+}
+
+static uint64_t number_of(const float *address)
+{
+    return (uint64_t)(uintptr_t)address;
+}
+
+static void put_deltas(kvs_cuda_steps *steps, const struct kvs_step *step, uint64_t at)
+{
+    kvs_step_delta *deltas = (kvs_step_delta *)(void *)(picture(steps) + at);
+    for (uint32_t i = 0; i < step->n_deltas; i++) {
+        const kvs_delta_view *of = &step->deltas[i];
+        deltas[i] = (kvs_step_delta){.matrix_in = number_of(of->matrix_in),
+                                     .conv_in = number_of(of->conv_in),
+                                     .log_in = number_of(of->log_in),
+                                     .matrix_out = number_of(of->matrix_out),
+                                     .conv_out = number_of(of->conv_out),
+                                     .log_out = number_of(of->log_out),
+                                     .n_pending = of->n_pending};
+    }
+}
+
+static void put_step_words(kvs_cuda_steps *steps, const struct kvs_step *step)
+{
+    kvs_step_words *words = (kvs_step_words *)(void *)picture(steps);
+    *words = (kvs_step_words){.first_token = step->first_token,
+                              .given_up = steps->cells.address,
+                              .limit_ns = steps->waits.limit_ns,
+                              .delay_ns = steps->waits.delay_ns};
+    if (steps->rings != NULL) {
+        kvs_cuda_rings_describe(steps->rings, &step->stream, words);
+    }
+}
+
+static uint64_t table_pages_of(uint64_t active_pages)
+{
+    uint64_t n_pages = LEAST_TABLE_PAGES;
+    while (n_pages < active_pages) {
+        n_pages *= 2;
+    }
+    return n_pages;
+}
+
+static kvs_status make_room(kvs_cuda_steps *steps, const struct kvs_step *step, uint64_t bytes, uint64_t table_pages)
+{
     if (!grow_arrays(steps, step)) {
         return kvs_fail(steps->device, KVS_ENOMEM, "no memory for the step of %u layers", step->n_layers);
     }
-    kvs_status status = grow_block(steps, tables_at + tables_bytes);
+    kvs_status status = grow_block(steps, bytes);
+    if (status == KVS_OK) {
+        status = grow_cells(steps, step->n_layers, table_pages);
+    }
     if (status == KVS_OK) {
         status = place_outputs(steps, step);
     }
-    if (status == KVS_OK) {
-        status = send_inputs(steps, step);
-    }
+    return status == KVS_OK ? send_inputs(steps, step) : status;
+}
+
+kvs_status kvs_cuda_steps_begin(kvs_cuda_steps *steps, struct kvs_step *step)
+{
+    const uint64_t n_positions = (uint64_t)step->n_axes * step->n_rows;
+    const uint64_t table_pages = table_pages_of(step->active_pages);
+    uint64_t end = 0;
+    (void)reserve(&end, sizeof(kvs_step_words));
+    const uint64_t layers_at = reserve(&end, step->n_layers * sizeof(kvs_step_layer));
+    const uint64_t deltas_at = reserve(&end, step->n_deltas * sizeof(kvs_step_delta));
+    uint64_t at = end;
+    (void)reserve(&end, step->n_rows * sizeof(uint32_t));
+    (void)reserve(&end, n_positions * sizeof(uint32_t));
+    (void)reserve(&end, step->n_out_rows * sizeof(uint32_t));
+    const uint64_t tables_at = kvs_div_up(end, ALIGNMENT) * ALIGNMENT;
+    const uint64_t tables_bytes = step->n_layers * table_pages * sizeof(uint64_t);
+    const kvs_status status = make_room(steps, step, tables_at + tables_bytes, table_pages);
     if (status != KVS_OK) {
         return status;
     }
-    uint64_t at = 0;
+    put_step_words(steps, step);
+    put_stream(steps, step, layers_at);
+    put_deltas(steps, step, deltas_at);
     step->tokens = put_words(steps, &at, step->tokens, step->n_rows);
     step->positions = put_words(steps, &at, step->positions, n_positions);
     step->out_rows = put_words(steps, &at, step->out_rows, step->n_out_rows);
@@ -255,23 +389,65 @@ kvs_status kvs_cuda_steps_begin(kvs_cuda_steps *steps, struct kvs_step *step)
     step->page_tables = steps->tables;
     step->outputs = steps->out;
     step->inputs = steps->in;
-    /* Unknown until the copy has been given to the driver. */
+    ((kvs_step_header *)(void *)steps->pinned)->n_bytes = is_new ? tables_at + tables_bytes : tables_at;
+    steps->n_layers = step->n_layers;
+    steps->tables_at = tables_at;
+    steps->tables_bytes = tables_bytes;
+    steps->places = (kvs_cuda_places){.words = steps->block.address,
+                                      .layers = steps->block.address + layers_at,
+                                      .deltas = steps->block.address + deltas_at,
+                                      .tickets = steps->cells.address + FIRST_TICKET * sizeof(uint32_t),
+                                      .table_pages = table_pages};
+    /* Unknown until the pass has ended. */
     steps->sent_bytes = 0;
-    status = KVS_CUDA_CALL(steps->device, steps->driver, copy, steps->block.address, (uint64_t)(uintptr_t)steps->picture,
-                           (size_t)(is_new ? tables_at + tables_bytes : at), steps->stream);
-    steps->sent_at = tables_at;
-    steps->sent_bytes = status == KVS_OK ? tables_bytes : 0;
-    return status;
+    return KVS_OK;
 }
 
+kvs_cuda_places kvs_cuda_steps_places(const kvs_cuda_steps *steps)
+{
+    return steps->places;
+}
+
+uint64_t kvs_cuda_steps_generation(const kvs_cuda_steps *steps)
+{
+    return steps->generation;
+}
+
+kvs_status kvs_cuda_steps_send(kvs_cuda_steps *steps)
+{
+    const uint64_t n_bytes = ((const kvs_step_header *)(const void *)steps->pinned)->n_bytes;
+    return KVS_CUDA_CALL(steps->device, steps->driver, copy, steps->block.address, (uint64_t)(uintptr_t)picture(steps),
+                         (size_t)n_bytes, steps->stream);
+}
+
+kvs_step_load_params kvs_cuda_steps_load(const kvs_cuda_steps *steps)
+{
+    return (kvs_step_load_params){.from = (uint64_t)(uintptr_t)steps->pinned,
+                                  .to = steps->block.address,
+                                  .zeros = steps->cells.address,
+                                  .n_zeros = (uint32_t)(FIRST_TICKET + steps->n_layers * steps->places.table_pages)};
+}
+
+/* Outputs are on their way before anything is waited for. */
 kvs_status kvs_cuda_steps_end(kvs_cuda_steps *steps, bool is_whole)
 {
-    kvs_status status = KVS_CUDA_CALL(steps->device, steps->driver, stream_wait, steps->stream);
+    kvs_status status = KVS_OK;
     for (uint32_t i = 0; is_whole && status == KVS_OK && i < steps->n_outputs; i++) {
         if (steps->out_bytes[i] != 0) {
             status = kvs_cuda_memory_download(steps->memory, steps->caller[i], (uint64_t)(uintptr_t)steps->out[i],
                                               steps->out_bytes[i]);
         }
     }
+    const kvs_status waited = KVS_CUDA_CALL(steps->device, steps->driver, stream_wait, steps->stream);
+    status = status == KVS_OK ? waited : status;
+    if (is_whole && status == KVS_OK) {
+        steps->sent_at = steps->tables_at;
+        steps->sent_bytes = steps->tables_bytes;
+    }
     return status;
+}
+
+const kvs_step_note *kvs_cuda_steps_notes(const kvs_cuda_steps *steps)
+{
+    return steps->notes;
 }
