@@ -49,15 +49,18 @@ typedef enum kvs_op_code {
     KVS_OP_EMBED = 0,
     /* out[0] = in[0] / sqrt(mean(in[0]^2) + f[0]) * weights[0], over groups of u[0] values (0: the whole row) */
     KVS_OP_NORM = 1,
-    /* out[i] (op)= weights[i] (PANELS) in[0] for i < u[0] <= 3. weights[3], if any: RMS norm of in[0] first, eps f[0].
-     * u[1]: 0 store, 1 add to out, 2 out[0] = silu(weights[0] in) * (weights[1] in) with u[0] == 2 */
+    /* out[i] (op)= weights[i] (PANELS) in[0] for i < u[0] <= 4. weights[4], if any: RMS norm of in[0] first, eps f[0].
+     * u[1]: 0 store, 1 add to out, 2 out[0] = silu(weights[0] in) * (weights[1] in) with u[0] == 2.
+     * u[2]: 1, 2: silu(in[1]) or sigmoid(in[1]) times in[0], behind the norm, is what is multiplied; the norm is then over
+     * groups of u[3] values (0: the whole row), a power of two from 32 to 512 */
     KVS_OP_MATMUL = 2,
     /* out[0] = cos and sin of each position and pair, [n][u[0] / 2][2]; u[0] rotary values, f64[0] base, f[0] factor of
      * positions; weights[0], if any: u[0] / 2 float32 divisors of the frequencies. Pair i turns by the position on axis 1 where
      * i % 3 == 1 and i < 3 * u[1], on axis 2 where i % 3 == 2 and i < 3 * u[2], else on axis 0 */
     KVS_OP_ROPE_TABLE = 3,
     /* rotate the first u[1] values of each head of u[0] values of out[0] by table in[0], another tensor; u[2]: 0 pairs
-     * (2i, 2i+1), 1 pairs (i, i + u[1] / 2) */
+     * (2i, 2i+1), 1 pairs (i, i + u[1] / 2). weights[0], if any: RMS norm of each head first, eps f[0]. u[3], if not 0:
+     * Walsh-Hadamard over blocks of u[3] values behind it, which divide the head */
     KVS_OP_ROPE = 4,
     /* Walsh-Hadamard over blocks of u[0] values of out[0], in place */
     KVS_OP_HADAMARD = 5,
@@ -100,7 +103,7 @@ typedef struct kvs_op_desc {
     uint32_t layer;
     uint32_t flags; /* kvs_op_flags */
     uint32_t in[3];      /* tensors, KVS_NONE where unused */
-    uint32_t out[3];
+    uint32_t out[4];
     uint32_t weights[6]; /* numbers from kvs_tape_add_weight, KVS_NONE where unused */
     uint32_t u[4];
     float f[2];

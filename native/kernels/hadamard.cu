@@ -6,12 +6,16 @@
  * Order: sums and differences at distance 1, 2, 4, ..., then one product: the bits of the host.
  */
 #include "attend_params.h"
+#include "grid.cuh"
+#include "hadamard.cuh"
 #include "numeric.cuh"
 
 #define PER_LANE (KVS_BLOCK / 32u)
 
 extern "C" __global__ void __launch_bounds__(256) hadamard(const kvs_hadamard_params p)
 {
+    kvs_let_next_begin();
+    kvs_wait_for_previous();
     const kvs_u64 block = (kvs_u64)blockIdx.x * 8 + threadIdx.x / 32;
     const kvs_u32 lane = threadIdx.x % 32;
     if (block >= p.n_blocks) {
@@ -23,25 +27,7 @@ extern "C" __global__ void __launch_bounds__(256) hadamard(const kvs_hadamard_pa
     for (kvs_u32 i = 0; i < PER_LANE; i++) {
         x[i] = values[i * 32];
     }
-#pragma unroll
-    for (kvs_u32 distance = 1; distance < 32; distance *= 2) {
-#pragma unroll
-        for (kvs_u32 i = 0; i < PER_LANE; i++) {
-            const float other = __shfl_xor_sync(KVS_FULL_WARP, x[i], distance);
-            x[i] = (lane & distance) == 0 ? x[i] + other : other - x[i];
-        }
-    }
-#pragma unroll
-    for (kvs_u32 distance = 1; distance < PER_LANE; distance *= 2) {
-#pragma unroll
-        for (kvs_u32 i = 0; i < PER_LANE; i++) {
-            if ((i & distance) == 0) {
-                const float a = x[i], b = x[i + distance];
-                x[i] = a + b;
-                x[i + distance] = a - b;
-            }
-        }
-    }
+    kvs_hadamard<PER_LANE>(x, lane);
 #pragma unroll
     for (kvs_u32 i = 0; i < PER_LANE; i++) {
         values[i * 32] = x[i] * p.scale;

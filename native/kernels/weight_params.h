@@ -7,12 +7,13 @@
 #ifndef KVS_NATIVE_KERNELS_WEIGHT_PARAMS_H
 #define KVS_NATIVE_KERNELS_WEIGHT_PARAMS_H
 
-#define KVS_MATMUL_MAX_PARTS 3
+#define KVS_MATMUL_MAX_PARTS 4
 
 /* act_quantize.cu: rows of float32 to records of 8-bit codes (act_record.h), normed before if `norm` is not 0. */
 typedef struct kvs_act_params {
     unsigned long long x;         /* float32 rows */
-    unsigned long long norm;      /* [k] float32, or 0 */
+    unsigned long long norm;      /* [k] float32, with groups [group], or 0 */
+    unsigned long long gate;      /* float32 rows like x, or 0 */
     unsigned long long normed;    /* float32 rows of k values for float weights, or 0 */
     unsigned long long records;   /* or 0: only the norm */
     unsigned long long slot_rows; /* [n_slots] row of x for each slot, KVS_NO_SLOT for none; 0: slot r takes row r */
@@ -21,6 +22,8 @@ typedef struct kvs_act_params {
     unsigned int x_stride;
     unsigned int n_slots;
     unsigned int n_groups; /* of a record row: k / 32, rounded up to even */
+    unsigned int group;    /* values of a norm, a power of two from 32 to 512; 0: the whole row */
+    unsigned int is_sigmoid; /* of the gate; silu otherwise */
     float eps;
     unsigned int reserved;
 } kvs_act_params;
@@ -49,7 +52,7 @@ typedef struct kvs_matmul_params {
     unsigned int n_parts;
     unsigned int n_rows;
     unsigned int n_groups;    /* as in kvs_act_params; of a panel: units cover them */
-    unsigned int reserved;
+    unsigned int n_items;     /* matmul.cu: what its blocks share out */
     unsigned int n_row_tiles; /* blocks along the rows */
     unsigned int epilogue;    /* kvs_epilogue_kind */
 } kvs_matmul_params;
@@ -60,22 +63,19 @@ typedef enum kvs_epilogue_kind {
     KVS_STORE_SWIGLU = 2
 } kvs_epilogue_kind;
 
-/* matmul_float.cu: float weights, [n][row_values] values of the type, rows padded with zeros. Experts as in matmul.cu. */
+/* matmul_float.cu: float weights, [n][row_values] values of the type, rows padded with zeros: `panels` of a part. Experts as in
+ * matmul.cu. */
 typedef struct kvs_matmul_float_params {
-    unsigned long long weights;
     unsigned long long tile_experts; /* or 0 */
     unsigned long long n_tiles_used;
     unsigned long long x;           /* float32 rows */
-    unsigned long long out;
-    unsigned long long scales;      /* float32, or 0 */
-    unsigned int n;
+    kvs_matmul_part_params part[KVS_MATMUL_MAX_PARTS]; /* n_panels: blocks of 4 output values */
     unsigned int k;
     unsigned int row_values; /* k, rounded up to 8 */
     unsigned int x_stride;
-    unsigned int out_stride;
-    unsigned int scale_run;
     unsigned int n_rows;
     unsigned int epilogue;   /* KVS_STORE or KVS_STORE_ADD */
+    unsigned int n_parts;
 } kvs_matmul_float_params;
 
 /* embed.cu: rows of a table in file layout, named by tokens. */

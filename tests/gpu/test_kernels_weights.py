@@ -104,9 +104,10 @@ def test_matmul_is_near_float64_and_rows_do_not_depend_on_their_company(rig: Wei
 
 
 @pytest.mark.parametrize("kind", [T.Q4_0, T.Q6_K, T.IQ4_NL, T.BF16], ids=lambda kind: kind.name)
-@pytest.mark.parametrize("n", [48, 128 * 65], ids=["apart", "whole"])
+@pytest.mark.parametrize("n", [48, 128 * 81 + 16], ids=["apart", "whole"])
 def test_matmul_of_many_rows_equals_single_ones(rig: WeightRig, kind: GgmlType, n: int) -> None:
-    """With few outputs slices are taken apart, with many a block takes them all."""
+    """With few outputs slices are taken apart, with many a block takes them all; a row alone takes one panel at a
+    time, or two, of which the last has no second."""
     if is_small(rig.engine) and n > 48:
         pytest.skip("too many outputs for kernels on the host")
     rng = np.random.default_rng(5)
@@ -123,6 +124,7 @@ def test_many_rows_through_parts_and_swiglu_equal_single_ones(rig: WeightRig) ->
     rng = np.random.default_rng(37)
     k, n_rows = (256, 66) if is_small(rig.engine) else (1536, 700)
     parts = [rig.weight(T.Q4_K, k, 150, rng), rig.weight(T.Q5_1, k, 7, rng), rig.weight(T.IQ2_S, k, 33, rng)]
+    parts.append(rig.weight(T.Q8_0, k, 21, rng))
     scales = np.array([0.25, -3.0], np.float32)
     pair = [rig.weight(T.Q6_K, k, 40, rng, scales), rig.weight(T.NVFP4, k, 40, rng)]
     x = rng.standard_normal((n_rows, k), np.float32)
@@ -159,6 +161,31 @@ def test_parts_of_a_matmul_share_normed_rows(rig: WeightRig) -> None:
         seen = seen_by(weight.kind, normed)
         size = np.abs(seen) @ np.abs(weight.values).T
         assert (np.abs(out - seen @ weight.values.T) <= SUM_TOLERANCE * 4 * size + step).all()
+
+
+@pytest.mark.parametrize(("group", "is_sigmoid"), [(64, False), (128, False), (0, True)])
+def test_a_gated_input_has_the_bits_of_its_steps(rig: WeightRig, group: int, is_sigmoid: bool) -> None:
+    rng = np.random.default_rng(41)
+    k, n_rows = 512 + 768, 3
+    weights = [rig.weight(T.Q4_K, k, 32, rng), rig.weight(T.F32, k, 5, rng)]
+    x, gate = rng.standard_normal((2, n_rows, k), np.float32)
+    norm = rng.standard_normal(group, np.float32) if group else None
+    address, make, run = rig.put(x), rig.row_parameters.make, rig.engine.run
+    if norm is not None:
+        params = make(
+            "kvs_norm_params", x=address, out=address, weight=rig.put(norm), n_groups=x.size // group, group=group,
+            team=32, eps=1e-6,
+        )  # fmt: skip
+        run("norm", "rms_norm", {}, (-(-x.size // group // 8), 1, 1), 256, params)
+    params = make(
+        "kvs_glu_params", gate=rig.put(gate), up=address, out=address, n_values=x.size, cols=k,
+        is_sigmoid=int(is_sigmoid),
+    )  # fmt: skip
+    run("glu", "glu", {}, (-(-x.size // 256), 1, 1), 256, params)
+    stepwise = rig.matmul(weights, rig.engine.download(address, x.shape, np.float32))
+    outs = rig.matmul(weights, x, norm=norm, gate=gate, is_sigmoid=is_sigmoid)
+    for out, expected in zip(outs, stepwise, strict=True):
+        assert out.tobytes() == expected.tobytes()
 
 
 def test_scales_multiply_sums_and_outputs_are_added_to(rig: WeightRig) -> None:

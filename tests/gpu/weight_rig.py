@@ -34,6 +34,8 @@ Bytes = npt.NDArray[np.uint8]
 EMBED, MATMUL, EXPERTS = 0, 2, 12
 STORE, STORE_ADD, SWIGLU = range(3)
 GROUP: Final = 32
+FEW: Final = 2
+"""Multiprocessors: so few that blocks have several turns."""
 _STRUCTS = {
     "act_quantize": "kvs_act_params",
     "matmul": "kvs_matmul_params",
@@ -63,9 +65,9 @@ class FlatWeight(ctypes.Structure):
 
 class FlatOp(ctypes.Structure):
     _fields_ = (
-        ("weights", FlatWeight * 6), ("inputs", ctypes.c_uint64 * 3), ("out", ctypes.c_uint64 * 3),
+        ("weights", FlatWeight * 6), ("inputs", ctypes.c_uint64 * 3), ("out", ctypes.c_uint64 * 4),
         ("scratch", ctypes.c_uint64), ("tokens", ctypes.c_uint64), ("in_cols", ctypes.c_uint32 * 3),
-        ("out_cols", ctypes.c_uint32 * 3), ("u", ctypes.c_uint32 * 4), ("code", ctypes.c_uint32),
+        ("out_cols", ctypes.c_uint32 * 4), ("u", ctypes.c_uint32 * 4), ("code", ctypes.c_uint32),
         ("n_rows", ctypes.c_uint32), ("f", ctypes.c_float), ("flags", ctypes.c_uint32),
     )  # fmt: skip
 
@@ -172,11 +174,11 @@ class WeightRig:
         self._callback = _LAUNCH(self._launch)
         self._problem: BaseException | None = None
         launches.set_launch(self._callback)
-        self.set_multiprocessors(132)
+        self.set_multiprocessors(FEW)
 
     def set_multiprocessors(self, n: int) -> None:
         """What launchers may cut blocks for."""
-        self._launches.set_arch(self.engine.arch, n)
+        self._launches.set_device(self.engine.arch, n, self.engine.shared_bytes)
 
     def _launch(
         self, source: bytes, kernel: bytes, n_macros: int, macros: Any, grid: Any, block: int, shared: int, params: int
@@ -242,16 +244,19 @@ class WeightRig:
 
     def matmul(
         self, weights: Sequence[Weight], x: Floats, *, epilogue: int = STORE, norm: Floats | None = None,
-        residual: Floats | None = None, is_prompt: bool = False,
+        residual: Floats | None = None, gate: Floats | None = None, is_sigmoid: bool = False, is_prompt: bool = False,
     ) -> list[Floats]:  # fmt: skip
-        """Outputs of each part; with SWIGLU of the one."""
+        """Outputs of each part; with SWIGLU of the one. Behind a gate a norm is over groups as long as its weight."""
         op = FlatOp(code=MATMUL, n_rows=len(x), f=1e-6)
         for i, weight in enumerate(weights):
             op.weights[i] = weight.flat()
         if norm is not None:
-            op.weights[3] = FlatWeight(0, 0, len(norm), 1, self.put(norm), 0)
+            op.weights[4] = FlatWeight(0, 0, len(norm), 1, self.put(norm), 0)
         op.u[0], op.u[1], op.flags = len(weights), epilogue, int(is_prompt)
         op.inputs[0], op.in_cols[0] = self.put(x), x.shape[1]
+        if gate is not None:
+            op.inputs[1], op.in_cols[1] = self.put(gate), gate.shape[1]
+            op.u[2], op.u[3] = 1 + is_sigmoid, 0 if norm is None else len(norm)
         outs = weights[:1] if epilogue == SWIGLU else weights
         for i, weight in enumerate(outs):
             op.out[i] = self.room(4 * weight.n * len(x)) if residual is None else self.put(residual)

@@ -5,6 +5,7 @@
 #include "kernels/attend_params.h"
 #include "kernels/tile_record.h"
 #include "kernels/weight_form.h"
+#include "kernels/weight_ring.h"
 
 #define ALIGNMENT 64u
 #define QUANTIZE_THREADS 1024u
@@ -13,7 +14,13 @@
 #define FLOAT_COLUMNS 4u /* to a block */
 #define GLU_THREADS 256u
 #define FOLD_THREADS 256u
-#define NARROW_ROWS 16u  /* up to here a block takes one panel */
+#define NARROW_ROWS 16u  /* up to here a block takes one or two panels and all rows */
+#define NARROW_BLOCKS 2u /* to a multiprocessor */
+#define SMALL_BLOCKS 3u  /* of one panel and one row */
+#define NARROW_PANELS 2u
+#define FEW_PANELS 640u  /* below, a block takes one at a time: not how many multiprocessors there are, for it names a kernel */
+#define RING_STAGES 2u   /* of a warp, where they fit */
+#define BLOCK_BYTES 1024u /* of shared memory that a block takes besides what it asks for */
 #define WIDE_ROWS 64u    /* of a block that takes several */
 #define WIDE_PANELS 8u
 #define TILES_ARCH 80u
@@ -53,7 +60,7 @@ bool kvs_cuda_atom_bytes(uint64_t k, uint64_t n_rows, uint64_t *bytes)
 
 bool kvs_cuda_needs_up(int gate_type, int up_type)
 {
-    return kvs_form_is_float(gate_type) || kvs_form_is_float(up_type);
+    return gate_type != up_type || kvs_form_is_float(gate_type);
 }
 
 bool kvs_cuda_reserve(uint64_t *end, uint64_t n, uint64_t item_bytes, uint64_t *offset)
@@ -65,7 +72,7 @@ bool kvs_cuda_reserve(uint64_t *end, uint64_t n, uint64_t item_bytes, uint64_t *
 
 kvs_status kvs_cuda_quantize(kvs_cuda_launcher *launcher, const kvs_act_params *params)
 {
-    static const kvs_cuda_key key = {.source = "act_quantize", .kernel = "act_quantize"};
+    static const kvs_cuda_key key = {.source = "act_quantize", .kernel = "act_quantize", .waits = true};
     const uint64_t n_values = (uint64_t)params->n_groups * KVS_FORM_GROUP_VALUES;
     const kvs_cuda_dim grid = {params->n_slots, (uint32_t)kvs_div_up(n_values, QUANTIZE_THREADS), 1};
     return kvs_cuda_launch(launcher, &key, grid, (kvs_cuda_dim){QUANTIZE_THREADS, 1, 1}, 0, params, sizeof *params);
@@ -73,7 +80,7 @@ kvs_status kvs_cuda_quantize(kvs_cuda_launcher *launcher, const kvs_act_params *
 
 kvs_status kvs_cuda_make_atoms(kvs_cuda_launcher *launcher, const kvs_act_params *params)
 {
-    static const kvs_cuda_key key = {.source = "act_tile", .kernel = "act_tile"};
+    static const kvs_cuda_key key = {.source = "act_tile", .kernel = "act_tile", .waits = true};
     return kvs_cuda_launch(launcher, &key, (kvs_cuda_dim){params->n_slots, 1, 1}, (kvs_cuda_dim){QUANTIZE_THREADS, 1, 1}, 0,
                            params, sizeof *params);
 }
@@ -85,7 +92,7 @@ static uint32_t scale_run(const kvs_cuda_factor *part)
 
 /* How a launch is cut. Every way gives a row the same bits. */
 typedef enum cut {
-    CUT_NARROW, /* a block to a panel and one or two tiles of rows, a warp to a slice */
+    CUT_NARROW, /* a block to one or two panels and all rows, a warp to a slice */
     CUT_WIDE,   /* a block to eight panels and 64 rows */
     CUT_SPLIT   /* the same, with blocks for each slice, and a kernel that adds them up */
 } cut;
@@ -149,7 +156,7 @@ typedef struct quantized {
 
 static quantized quantized_parts(const kvs_cuda_product *product)
 {
-    static const char *const names[KVS_MATMUL_MAX_PARTS] = {"KVS_T0", "KVS_T1", "KVS_T2"};
+    static const char *const names[KVS_MATMUL_MAX_PARTS] = {"KVS_T0", "KVS_T1", "KVS_T2", "KVS_T3"};
     quantized q = {.is_swiglu = product->epilogue == KVS_STORE_SWIGLU, .has_experts = product->tile_experts != 0};
     q.params = (kvs_matmul_params){.records = product->records,
                                    .tile_experts = product->tile_experts,
@@ -176,31 +183,109 @@ static quantized quantized_parts(const kvs_cuda_product *product)
     return q;
 }
 
-static kvs_status launch_quantized(kvs_cuda_launcher *launcher, const quantized *q, const kvs_cuda_key *key, uint64_t n_blocks,
-                                   uint32_t n_slices, uint32_t shared_bytes)
+typedef struct launch_shape {
+    uint64_t n_blocks;
+    uint32_t n_slices; /* apart */
+    uint32_t shared_bytes;
+} launch_shape;
+
+static kvs_status too_large(kvs_cuda_launcher *launcher, const quantized *q)
 {
-    if (n_blocks > INT32_MAX) {
-        return kvs_fail(launcher->device, KVS_EUNSUPPORTED, "a matmul of %u rows by %u output values is too large",
-                        q->params.n_rows, q->params.part[0].n);
+    return kvs_fail(launcher->device, KVS_EUNSUPPORTED, "a matmul of %u rows by %u output values is too large", q->params.n_rows,
+                    q->params.part[0].n);
+}
+
+static kvs_status launch_quantized(kvs_cuda_launcher *launcher, const quantized *q, const kvs_cuda_key *key, launch_shape shape)
+{
+    if (shape.n_blocks > INT32_MAX) {
+        return too_large(launcher, q);
     }
-    return kvs_cuda_launch(launcher, key, (kvs_cuda_dim){(uint32_t)n_blocks, n_slices, 1},
-                           (kvs_cuda_dim){MATMUL_THREADS, 1, 1}, shared_bytes, &q->params, sizeof q->params);
+    return kvs_cuda_launch(launcher, key, (kvs_cuda_dim){(uint32_t)shape.n_blocks, shape.n_slices, 1},
+                           (kvs_cuda_dim){MATMUL_THREADS, 1, 1}, shape.shared_bytes, &q->params, sizeof q->params);
+}
+
+/* How a narrow launch is shaped; every shape gives the same bits. */
+typedef struct narrow_shape {
+    uint32_t rows;     /* room for so many */
+    uint32_t panels;   /* at a time */
+    uint32_t n_blocks; /* to a multiprocessor */
+    uint32_t n_stages;
+    uint32_t shared_bytes;
+} narrow_shape;
+
+static uint32_t largest_stage(const quantized *q, uint32_t panels, uint32_t rows)
+{
+    uint32_t bytes = 0;
+    for (uint32_t i = 0; i < KVS_MATMUL_MAX_PARTS; i++) {
+        const uint32_t mine = kvs_stage_bytes(q->types[i].value, panels, rows == 1);
+        bytes = mine > bytes ? mine : bytes;
+    }
+    return bytes;
+}
+
+/* A shape of so many panels: with as many stages as leave room for the blocks beside, at least one. */
+static narrow_shape shape_of(const kvs_cuda_launcher *launcher, const quantized *q, uint32_t panels)
+{
+    const bool is_one = q->params.n_rows == 1 && !q->has_experts;
+    narrow_shape shape = {.rows = is_one ? 1 : q->has_experts || q->params.n_rows <= KVS_ACT_TILE ? KVS_ACT_TILE : NARROW_ROWS,
+                          .panels = panels,
+                          .n_blocks = is_one && panels == 1 ? SMALL_BLOCKS : NARROW_BLOCKS};
+    const uint32_t stage_bytes = SLICES * largest_stage(q, panels, shape.rows);
+    const uint32_t sums_bytes = SLICES * panels * shape.rows * KVS_FORM_ROWS * (uint32_t)sizeof(float);
+    const uint32_t taken = sums_bytes + BLOCK_BYTES, share = launcher->shared_bytes / shape.n_blocks;
+    shape.n_stages = share >= taken + RING_STAGES * stage_bytes ? RING_STAGES : 1;
+    shape.shared_bytes = shape.n_stages * stage_bytes + sums_bytes;
+    return shape;
+}
+
+/* One panel at a time where there are few, or where the rings of two leave no room for a second block. */
+static narrow_shape choose_shape(const kvs_cuda_launcher *launcher, const quantized *q)
+{
+    narrow_shape shape = shape_of(launcher, q, q->is_swiglu || q->n_panels >= FEW_PANELS ? NARROW_PANELS : 1);
+    if (shape.n_stages != RING_STAGES && !q->is_swiglu) {
+        shape = shape_of(launcher, q, 1);
+    }
+    if (shape.n_stages != RING_STAGES) {
+        /* Then fewer blocks: a ring of one stage waits for every one. */
+        const uint32_t more = shape.shared_bytes + (RING_STAGES - 1) * SLICES * largest_stage(q, shape.panels, shape.rows);
+        if (more <= launcher->shared_bytes) {
+            shape.n_stages = RING_STAGES;
+            shape.shared_bytes = more;
+        }
+    }
+    return shape;
 }
 
 static kvs_status run_narrow(kvs_cuda_launcher *launcher, quantized *q)
 {
-    const uint32_t tiles = q->has_experts || q->params.n_rows <= KVS_ACT_TILE ? 1 : 2;
+    const narrow_shape shape = choose_shape(launcher, q);
     const kvs_cuda_key key = {.source = "matmul",
                               .kernel = "matmul",
-                              .n_macros = 6,
+                              .waits = true,
+                              .n_macros = 8,
                               .macros = {q->types[0],
                                          q->types[1],
                                          q->types[2],
-                                         {"KVS_SWIGLU", q->is_swiglu},
-                                         {"KVS_TILES", (int32_t)tiles},
-                                         {"KVS_EXPERTS", q->has_experts}}};
-    q->params.n_row_tiles = (uint32_t)kvs_div_up(q->params.n_rows, (uint64_t)tiles * KVS_ACT_TILE);
-    return launch_quantized(launcher, q, &key, q->n_panels * q->params.n_row_tiles, 1, 0);
+                                         q->types[3],
+                                         {"KVS_KIND", q->is_swiglu + 2 * q->has_experts},
+                                         {"KVS_ROWS", (int32_t)shape.rows},
+                                         {"KVS_PANELS", (int32_t)shape.panels},
+                                         {"KVS_STAGES", (int32_t)shape.n_stages}}};
+    uint64_t n_items = 0;
+    for (uint32_t i = 0; i < (q->is_swiglu ? 1 : q->params.n_parts); i++) {
+        n_items += kvs_div_up(q->params.part[i].n_panels, q->is_swiglu ? 1 : shape.panels);
+    }
+    q->params.n_row_tiles = (uint32_t)kvs_div_up(q->params.n_rows, shape.rows);
+    n_items *= q->params.n_row_tiles;
+    if (n_items > INT32_MAX) {
+        return too_large(launcher, q);
+    }
+    q->params.n_items = (uint32_t)n_items;
+    const uint64_t most = (uint64_t)shape.n_blocks * launcher->n_sm;
+    return launch_quantized(launcher, q, &key,
+                            (launch_shape){.n_blocks = n_items < most ? n_items : most,
+                                           .n_slices = 1,
+                                           .shared_bytes = shape.shared_bytes});
 }
 
 /* Apart, both parts of a swiglu have blocks of their own. */
@@ -209,11 +294,18 @@ static kvs_status run_wide(kvs_cuda_launcher *launcher, quantized *q, bool is_sp
     const kvs_cuda_key key = {
         .source = "matmul_wide",
         .kernel = "matmul_wide",
-        .n_macros = 5,
-        .macros = {q->types[0], q->types[1], q->types[2], {"KVS_SWIGLU", q->is_swiglu && !is_split}, {"KVS_SPLIT", is_split}}};
+        .n_macros = 6,
+        .macros = {q->types[0],
+                   q->types[1],
+                   q->types[2],
+                   q->types[3],
+                   {"KVS_SWIGLU", q->is_swiglu && !is_split},
+                   {"KVS_SPLIT", is_split}}};
     q->params.n_row_tiles = (uint32_t)kvs_div_up(q->params.n_rows, WIDE_ROWS);
     const uint64_t n_eights = is_split ? q->all_eights : q->n_eights;
-    return launch_quantized(launcher, q, &key, n_eights * q->params.n_row_tiles, is_split ? SLICES : 1, 0);
+    return launch_quantized(launcher, q, &key,
+                            (launch_shape){.n_blocks = n_eights * q->params.n_row_tiles,
+                                           .n_slices = is_split ? SLICES : 1});
 }
 
 /* Rows of a block. */
@@ -246,10 +338,18 @@ static kvs_status launch_tiles(kvs_cuda_launcher *launcher, quantized *q, uint64
     const kvs_cuda_key key = {
         .source = "matmul_tile",
         .kernel = "matmul_tile",
-        .n_macros = 5,
-        .macros = {q->types[0], q->types[1], q->types[2], {"KVS_SWIGLU", q->is_swiglu}, {"KVS_ROWS", (int32_t)rows}}};
+        .n_macros = 6,
+        .macros = {q->types[0],
+                   q->types[1],
+                   q->types[2],
+                   q->types[3],
+                   {"KVS_SWIGLU", q->is_swiglu},
+                   {"KVS_ROWS", (int32_t)rows}}};
     q->params.n_row_tiles = (uint32_t)kvs_div_up(q->params.n_rows, rows);
-    return launch_quantized(launcher, q, &key, n_tiles * q->params.n_row_tiles, 1, rows * TILE_ROW_BYTES + KVS_TILE_ATOM_BYTES);
+    return launch_quantized(launcher, q, &key,
+                            (launch_shape){.n_blocks = n_tiles * q->params.n_row_tiles,
+                                           .n_slices = 1,
+                                           .shared_bytes = rows * TILE_ROW_BYTES + KVS_TILE_ATOM_BYTES});
 }
 
 /* With swiglu a block takes four panels of both parts. Every size gives a row the same bits; dry, all are asked for. */
@@ -268,7 +368,7 @@ static kvs_status run_tiles(kvs_cuda_launcher *launcher, quantized *q)
 
 static kvs_status fold_slices(kvs_cuda_launcher *launcher, const quantized *q)
 {
-    static const kvs_cuda_key key = {.source = "matmul_fold", .kernel = "matmul_fold"};
+    static const kvs_cuda_key key = {.source = "matmul_fold", .kernel = "matmul_fold", .waits = true};
     uint64_t n_columns = 0;
     for (uint32_t i = 0; i < (q->is_swiglu ? 1 : q->params.n_parts); i++) {
         n_columns += (uint64_t)q->params.part[i].n_panels * KVS_FORM_ROWS;
@@ -295,34 +395,52 @@ static kvs_status run_quantized(kvs_cuda_launcher *launcher, const kvs_cuda_prod
     return status == KVS_OK && how == CUT_SPLIT ? fold_slices(launcher, &q) : status;
 }
 
-static kvs_status run_float(kvs_cuda_launcher *launcher, const kvs_cuda_product *product, const kvs_cuda_factor *part)
+/* Float parts of one type. */
+static kvs_status run_float(kvs_cuda_launcher *launcher, const kvs_cuda_product *product, int type)
 {
-    const kvs_matmul_float_params params = {.weights = part->address,
-                                            .tile_experts = product->tile_experts,
-                                            .n_tiles_used = product->n_tiles_used,
-                                            .x = product->x,
-                                            .out = part->out,
-                                            .scales = part->scales,
-                                            .n = (uint32_t)part->n,
-                                            .k = (uint32_t)product->k,
-                                            .row_values = (uint32_t)(kvs_div_up(product->k, 8) * 8),
-                                            .x_stride = product->x_stride,
-                                            .out_stride = part->out_stride,
-                                            .scale_run = scale_run(part),
-                                            .n_rows = product->n_rows,
-                                            .epilogue = product->epilogue};
-    const kvs_cuda_key key = {
-        .source = "matmul_float", .kernel = "matmul_float", .n_macros = 1, .macros = {{"KVS_T0", part->type}}};
-    const kvs_cuda_dim grid = {(uint32_t)kvs_div_up(part->n, FLOAT_COLUMNS), (uint32_t)kvs_div_up(product->n_rows, KVS_ACT_TILE), 1};
+    kvs_matmul_float_params params = {.tile_experts = product->tile_experts,
+                                      .n_tiles_used = product->n_tiles_used,
+                                      .x = product->x,
+                                      .k = (uint32_t)product->k,
+                                      .row_values = (uint32_t)(kvs_div_up(product->k, 8) * 8),
+                                      .x_stride = product->x_stride,
+                                      .n_rows = product->n_rows,
+                                      .epilogue = product->epilogue};
+    uint32_t n_blocks = 0;
+    for (uint32_t i = 0; i < product->n_parts; i++) {
+        if (product->part[i].type == type) {
+            kvs_matmul_part_params *part = &params.part[params.n_parts++];
+            *part = part_params(&product->part[i]);
+            part->n_panels = (uint32_t)kvs_div_up(product->part[i].n, FLOAT_COLUMNS);
+            n_blocks += part->n_panels;
+        }
+    }
+    const kvs_cuda_key key = {.source = "matmul_float",
+                              .kernel = "matmul_float",
+                              .waits = true,
+                              .n_macros = 1,
+                              .macros = {{"KVS_T0", type}}};
+    const kvs_cuda_dim grid = {n_blocks, (uint32_t)kvs_div_up(product->n_rows, KVS_ACT_TILE), 1};
     return kvs_cuda_launch(launcher, &key, grid, (kvs_cuda_dim){FLOAT_THREADS, 1, 1}, 0, &params, sizeof params);
+}
+
+/* Whether no part before it has its type. */
+static bool is_first_of_type(const kvs_cuda_product *product, uint32_t index)
+{
+    for (uint32_t i = 0; i < index; i++) {
+        if (product->part[i].type == product->part[index].type) {
+            return false;
+        }
+    }
+    return true;
 }
 
 static kvs_status run_parts(kvs_cuda_launcher *launcher, const kvs_cuda_product *product)
 {
     kvs_status status = run_quantized(launcher, product);
     for (uint32_t i = 0; status == KVS_OK && i < product->n_parts; i++) {
-        if (kvs_form_is_float(product->part[i].type)) {
-            status = run_float(launcher, product, &product->part[i]);
+        if (kvs_form_is_float(product->part[i].type) && is_first_of_type(product, i)) {
+            status = run_float(launcher, product, product->part[i].type);
         }
     }
     return status;
@@ -342,7 +460,7 @@ kvs_status kvs_cuda_product_run(kvs_cuda_launcher *launcher, const kvs_cuda_prod
     if (status != KVS_OK) {
         return status;
     }
-    static const kvs_cuda_key key = {.source = "glu", .kernel = "glu"};
+    static const kvs_cuda_key key = {.source = "glu", .kernel = "glu", .waits = true};
     const kvs_glu_params params = {.gate = gate->out,
                                    .up = product->up,
                                    .out = gate->out,
