@@ -9,6 +9,7 @@ Holds: the token is a pure function of (parameters, accepted tokens, logits, see
 decides uses the platform's mathematics library or a sum whose order numpy may choose.
 """
 
+from pykvstream.sampling.front import FRONT_BEST, Front, front_words, rows_needed_by
 from pykvstream.sampling.logprobs import Choice, top_logprobs
 from pykvstream.sampling.noise import fork_seed
 from pykvstream.sampling.params import LogitBias, SamplingParams
@@ -17,6 +18,7 @@ from pykvstream.sampling.sampler import Sampler, SamplerState
 from pykvstream.sampling.truncation import Candidates, top_candidates
 
 __all__ = [
-    "Candidates", "Choice", "Distribution", "LogitBias", "Sampler", "SamplerState", "SamplingParams", "distribution_of",
-    "fork_seed", "overlap", "top_candidates", "top_logprobs",
+    "FRONT_BEST", "Candidates", "Choice", "Distribution", "Front", "LogitBias", "Sampler", "SamplerState",
+    "SamplingParams", "distribution_of", "fork_seed", "front_words", "overlap", "rows_needed_by", "top_candidates",
+    "top_logprobs",
 ]  # fmt: skip
