@@ -95,6 +95,22 @@ static __device__ __forceinline__ void multiply(float (&c)[4], const tf32_pair &
     kvs_mma_tf32(c, a.high, b.high);
 }
 
+/* The same where few sums are under way: small products have a chain of their own. */
+static __device__ __forceinline__ void multiply_apart(float (&c)[4], float (&small)[2][4], const tf32_pair &a, const tf32_pair &b)
+{
+    kvs_mma_tf32(small[0], a.low, b.high);
+    kvs_mma_tf32(small[1], a.high, b.low);
+    kvs_mma_tf32(c, a.high, b.high);
+}
+
+static __device__ __forceinline__ void join(float (&c)[4], const float (&small)[2][4])
+{
+#pragma unroll
+    for (unsigned int i = 0; i < 4; i++) {
+        c[i] = __fadd_rn(c[i], __fadd_rn(small[0][i], small[1][i]));
+    }
+}
+
 /* ---- chunks by themselves ---- */
 
 /* Rows of q (part 0), k or v of the chunk, [64][STRIDE], before they are normed. Threads share a column by runs of rows. */
@@ -109,7 +125,7 @@ static __device__ __forceinline__ void convolve(const params_t &p, const span &r
         window.begin(p.pass, channel, first);
     }
     const float *inputs = kvs_delta_input_row(p.pass, first) + channel;
-#pragma unroll 8
+#pragma unroll 16
     for (unsigned int t = begin; t < begin + RUN; t++) {
         const float input = t < rows.n ? inputs[(unsigned long long)(t - begin) * kvs_delta_channels(p.pass)] : 0.0f;
         const float value = window.take(input);
@@ -193,14 +209,15 @@ static __device__ void score_rows(const float *q, const float *k, const gates_t 
     for (unsigned int job = threadIdx.x / 32; job < 2 * 32; job += CHUNK_WARPS) {
         const bool is_output = job >= 32;
         const unsigned int row = job % 4 * 16, column = job % 32 / 4 * 8;
-        float sums[4] = {};
+        float sums[4] = {}, small[2][4] = {};
 #pragma unroll 4
         for (unsigned int step = 0; column < row + 16 && step < STEPS; step++) {
             tf32_pair a, b;
             left_pairs(is_output ? q : k, row, step, a);
             right_pairs(k, column, step, b);
-            multiply(sums, a, b);
+            multiply_apart(sums, small, a, b);
         }
+        join(sums, small);
 #pragma unroll
         for (unsigned int i = 0; i < 4; i++) {
             const unsigned int t = row + g + i / 2 * 8, s = column + lane_column + i % 2;
@@ -318,7 +335,7 @@ static __device__ void solve_rows(const float *inverse, const float *v, const fl
         const bool is_key = job >= 4 * STEPS;
         const float *right = (is_key ? k : v) + t * STRIDE + 8 * column + g;
         const float *left = inverse + (16 * tile + g) * SCORE_STRIDE + t;
-        float sums[4] = {};
+        float sums[4] = {}, small[2][4] = {};
 #pragma unroll 2
         for (unsigned int step = 0; step < 2 * tile + 2; step++) { /* later rows count for nothing */
             const float *at = left + 8 * step;
@@ -327,8 +344,9 @@ static __device__ void solve_rows(const float *inverse, const float *v, const fl
             tf32_pair a, b;
             split(x, a);
             split(y, b);
-            multiply(sums, a, b);
+            multiply_apart(sums, small, a, b);
         }
+        join(sums, small);
         if (is_key) {
             store_left(scratch + W_AT, tile, column, STEPS, sums);
         } else {
@@ -390,9 +408,13 @@ struct state_t {
     float updates[CHUNK * SLICE_STRIDE];
 };
 
-static __device__ __forceinline__ void load_left(const float *words, unsigned int tile, unsigned int step, unsigned int n_steps, tf32_pair &parts)
+static __device__ __forceinline__ float4 load_left(const float *words, unsigned int tile, unsigned int step, unsigned int n_steps)
 {
-    const float4 four = *(const float4 *)(words + ((tile * n_steps + step) * 32 + threadIdx.x % 32) * 4);
+    return *(const float4 *)(words + ((tile * n_steps + step) * 32 + threadIdx.x % 32) * 4);
+}
+
+static __device__ __forceinline__ void split_left(const float4 &four, tf32_pair &parts)
+{
     const float x[4] = {four.x, four.y, four.z, four.w};
     split(x, parts);
 }
@@ -406,21 +428,32 @@ static __device__ __forceinline__ void right_columns(const float *rows, unsigned
     split(x, parts);
 }
 
-/* W M^T and exp(G) Q M^T of the warp's 16 rows. */
+/* W M^T and exp(G) Q M^T of the warp's 16 rows. Operands of some steps are asked for at once: one after another they would cost
+ * a trip to memory each. */
 static __device__ __forceinline__ void read_state(const float *scratch, const state_t &state, tiles_t &w, tiles_t &out)
 {
+    constexpr unsigned int AHEAD = STEPS < 8 ? STEPS : 8u;
     const unsigned int warp = threadIdx.x / 32;
-#pragma unroll 2
-    for (unsigned int step = 0; step < STEPS; step++) {
-        tf32_pair of_w, of_q;
-        load_left(scratch + W_AT, warp, step, STEPS, of_w);
-        load_left(scratch + Q_AT, warp, step, STEPS, of_q);
+#pragma unroll 1
+    for (unsigned int first = 0; first < STEPS; first += AHEAD) {
+        float4 of_w[AHEAD], of_q[AHEAD];
 #pragma unroll
-        for (unsigned int n = 0; n < SLICE / 8; n++) {
-            tf32_pair b;
-            right_pairs(state.m, 8 * n, step, b);
-            multiply(w[n], of_w, b);
-            multiply(out[n], of_q, b);
+        for (unsigned int i = 0; i < AHEAD; i++) {
+            of_w[i] = load_left(scratch + W_AT, warp, first + i, STEPS);
+            of_q[i] = load_left(scratch + Q_AT, warp, first + i, STEPS);
+        }
+#pragma unroll
+        for (unsigned int i = 0; i < AHEAD; i++) {
+            tf32_pair left_w, left_q;
+            split_left(of_w[i], left_w);
+            split_left(of_q[i], left_q);
+#pragma unroll
+            for (unsigned int n = 0; n < SLICE / 8; n++) {
+                tf32_pair b;
+                right_pairs(state.m, 8 * n, first + i, b);
+                multiply(w[n], left_w, b);
+                multiply(out[n], left_q, b);
+            }
         }
     }
 }
@@ -444,9 +477,18 @@ static __device__ __forceinline__ void store_updates(const float *scratch, const
 static __device__ __forceinline__ void add_updates(const float *scratch, const state_t &state, tiles_t &out)
 {
     const unsigned int warp = threadIdx.x / 32;
-    for (unsigned int step = 0; step < 2 * warp + 2; step++) { /* later rows are not seen */
+    float4 of_p[CHUNK / 8];
+#pragma unroll
+    for (unsigned int step = 0; step < CHUNK / 8; step++) {
+        of_p[step] = load_left(scratch + P_AT, warp, step, CHUNK / 8);
+    }
+#pragma unroll
+    for (unsigned int step = 0; step < CHUNK / 8; step++) {
+        if (step >= 2 * warp + 2) { /* later rows are not seen */
+            break;
+        }
         tf32_pair a;
-        load_left(scratch + P_AT, warp, step, CHUNK / 8, a);
+        split_left(of_p[step], a);
 #pragma unroll
         for (unsigned int n = 0; n < SLICE / 8; n++) {
             tf32_pair b;
@@ -477,16 +519,20 @@ static __device__ __forceinline__ void advance(const float *scratch, state_t &st
     const unsigned int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     const float decay = scratch[END_AT];
     for (unsigned int tile = warp; tile < STEPS; tile += SCAN_WARPS) {
-        float sums[SLICE / 16][4];
+        float sums[SLICE / 16][4], small[SLICE / 16][2][4] = {};
 #pragma unroll
         for (unsigned int i = 0; i < SLICE / 16 * 4; i++) {
             const unsigned int row = i / 4 * 16 + g + i % 4 / 2 * 8;
             sums[i / 4][i % 4] = __fmul_rn(decay, state.m[row * STRIDE + 8 * tile + 2 * t + i % 2]);
         }
-#pragma unroll 4
+        float2 of_k[CHUNK / 8];
+#pragma unroll
         for (unsigned int step = 0; step < CHUNK / 8; step++) {
-            const float2 two = *(const float2 *)(scratch + K_AT + ((step * STEPS + tile) * 32 + threadIdx.x % 32) * 2);
-            const float keys[2] = {two.x, two.y};
+            of_k[step] = *(const float2 *)(scratch + K_AT + ((step * STEPS + tile) * 32 + threadIdx.x % 32) * 2);
+        }
+#pragma unroll
+        for (unsigned int step = 0; step < CHUNK / 8; step++) {
+            const float keys[2] = {of_k[step].x, of_k[step].y};
             tf32_pair b;
             split(keys, b);
 #pragma unroll
@@ -495,8 +541,12 @@ static __device__ __forceinline__ void advance(const float *scratch, state_t &st
                 const float x[4] = {at[0], at[8], at[SLICE_STRIDE], at[SLICE_STRIDE + 8]};
                 tf32_pair a;
                 split(x, a);
-                multiply(sums[m], a, b);
+                multiply_apart(sums[m], small[m], a, b);
             }
+        }
+#pragma unroll
+        for (unsigned int m = 0; m < SLICE / 16; m++) {
+            join(sums[m], small[m]);
         }
 #pragma unroll
         for (unsigned int i = 0; i < SLICE / 16 * 4; i++) {
