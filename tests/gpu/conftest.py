@@ -1,6 +1,8 @@
-"""What tests on a card share: a card, or a reason to skip."""
+"""What tests of cards and kernels share: a card, or a reason to skip; engines that run kernels, and their launches."""
 
 from __future__ import annotations
+
+import ctypes
 
 import pytest
 
@@ -8,6 +10,8 @@ pytest.importorskip("pykvstream._ffi._native")
 
 from pykvstream.core.cuda import CudaDevice
 from pykvstream.errors import KvStreamError
+from tests.gpu.kernel_engine import CudaEngine, HostEngine
+from tests.gpu.weight_rig import build_launches
 
 
 @pytest.fixture(scope="session")
@@ -18,3 +22,18 @@ def card() -> str:
     except KvStreamError as error:
         pytest.skip(str(error))
     return "cuda"
+
+
+@pytest.fixture(scope="module")
+def launches(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    return build_launches(tmp_path_factory.mktemp("launches"))
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> HostEngine:
+    return HostEngine(tmp_path_factory.mktemp("kernels"))
+
+
+@pytest.fixture(scope="module")
+def device() -> CudaEngine:
+    return CudaEngine()

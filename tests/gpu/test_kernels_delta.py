@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from tests.gpu.kernel_engine import CudaEngine, HostEngine
-from tests.gpu.weight_rig import FlatDelta, Floats, WeightRig, build_launches
+from tests.gpu.weight_rig import FlatDelta, Floats, WeightRig
 from tests.oracle.delta64 import consume, recurrent
 
 LOGGED, CHUNKED = 0, 1
@@ -129,21 +128,6 @@ class Layer:
 
     def fold(self) -> None:
         self._finish(self._flat(0, LOGGED, folds=True), 0, 0)
-
-
-@pytest.fixture(scope="module")
-def launches(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    return build_launches(tmp_path_factory.mktemp("launches"))
-
-
-@pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory) -> HostEngine:
-    return HostEngine(tmp_path_factory.mktemp("kernels"))
-
-
-@pytest.fixture(scope="module")
-def device() -> CudaEngine:
-    return CudaEngine()
 
 
 @pytest.fixture(params=["host", "cuda"])

@@ -13,30 +13,14 @@ import numpy as np
 import pytest
 
 from pykvstream.gguf import GgmlType
-from tests.gpu.kernel_engine import CudaEngine, HostEngine
 from tests.gpu.test_kernels_weights import TYPES, is_small
-from tests.gpu.weight_rig import STORE_ADD, SWIGLU, Doubles, Floats, Weight, WeightRig, build_launches, silu
+from tests.gpu.weight_rig import STORE_ADD, SWIGLU, Doubles, Floats, Weight, WeightRig, silu
 
 T = GgmlType
 FLOATS = (T.F32, T.F16, T.BF16)
 QUANTIZED = tuple(kind for kind in TYPES if kind not in FLOATS)
 # Of the sum of magnitudes: some hundred sums, each cut off at 2^-23 of the largest of its terms or less.
 SUM_TOLERANCE = 1e-5
-
-
-@pytest.fixture(scope="module")
-def launches(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    return build_launches(tmp_path_factory.mktemp("launches"))
-
-
-@pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory) -> HostEngine:
-    return HostEngine(tmp_path_factory.mktemp("kernels"))
-
-
-@pytest.fixture(scope="module")
-def device() -> CudaEngine:
-    return CudaEngine()
 
 
 @pytest.fixture(params=["host", "cuda"])

@@ -14,7 +14,7 @@ import pytest
 
 from pykvstream.gguf import GgmlType
 from pykvstream.gguf.codecs import DECODABLE, decode
-from tests.gpu.kernel_engine import CudaEngine, Engine, HostEngine
+from tests.gpu.kernel_engine import Engine
 from tests.gpu.weight_rig import (
     STORE_ADD,
     SWIGLU,
@@ -22,7 +22,6 @@ from tests.gpu.weight_rig import (
     Floats,
     Weight,
     WeightRig,
-    build_launches,
     quantized,
     seen_by,
     silu,
@@ -34,21 +33,6 @@ TYPES = FLOAT_TYPES + tuple(sorted((kind for kind in DECODABLE if kind not in FL
 ROW_COUNTS = (1, 2, 3, 5, 8, 17, 49, 64)
 # Of the sum of magnitudes: float32 chains of some hundred terms.
 SUM_TOLERANCE = 3e-6
-
-
-@pytest.fixture(scope="module")
-def launches(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    return build_launches(tmp_path_factory.mktemp("launches"))
-
-
-@pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory) -> HostEngine:
-    return HostEngine(tmp_path_factory.mktemp("kernels"))
-
-
-@pytest.fixture(scope="module")
-def device() -> CudaEngine:
-    return CudaEngine()
 
 
 @pytest.fixture(params=["host", "cuda"])
