@@ -38,7 +38,7 @@ _EMBD, _FF, _VOCAB, _CTX, _ROWS = 256, 4096, 512, 4096, 512
 _DELTA_HEADS = (16, 32, 64, 128)
 _TAPS = 4
 _PRODUCTS = frozenset({"matmul", "matmul_wide", "matmul_float"})
-_RECORDS = frozenset({"attend", "attend_mma", "kv_write"})
+_RECORDS = frozenset({"attend", "attend_mma", "attend_tile", "kv_write"})
 
 
 def cache_type(name: str) -> GgmlType:
