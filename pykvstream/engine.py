@@ -645,7 +645,7 @@ class _Generation:
         while True:
             if n_emitted == self._max_tokens:
                 self._session.stop_reason = "length"
-            elif len(self._core.tokens) == self._core.ctx_tokens:
+            elif self._core.n_tokens == self._core.ctx_tokens:
                 self._session.stop_reason = "context_full"
             if self._session.stop_reason is not None:
                 return
@@ -671,7 +671,7 @@ class _Generation:
         return row
 
     def _emit(self, logits: NDArray[np.float32], is_last: bool) -> Piece:
-        position = len(self._core.tokens)
+        position = self._core.n_tokens
         is_last = is_last or position + 1 == self._core.ctx_tokens
         forced = self._limit.forced() if self._limit is not None else None
         if forced is None:

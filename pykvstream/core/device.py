@@ -133,6 +133,14 @@ class Device(Handle):
         super().__init__(pointer, lib.kvs_device_release)
 
     @property
+    def load_ns(self) -> int:
+        """Nanoseconds of copies to the device: what ``info`` says of them, at less cost."""
+        info = make_struct("kvs_device_info")
+        check(lib.kvs_device_get_info(self.ptr, info), self.ptr)
+        load_ns: int = info.load_ns
+        return load_ns
+
+    @property
     def info(self) -> DeviceInfo:
         info = make_struct("kvs_device_info")
         check(lib.kvs_device_get_info(self.ptr, info), self.ptr)

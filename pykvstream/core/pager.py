@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
-from typing import Any, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 from pykvstream._ffi import ffi, lib
 from pykvstream.core.arena import Lease
@@ -57,6 +57,20 @@ class PagerInfo:
             return infos[0]
         columns = zip(*(astuple(info) for info in infos), strict=True)
         return cls(*(any(each) if isinstance(each[0], bool) else sum(each) for each in columns))
+
+
+class Traffic(NamedTuple):
+    """What was copied since creation, and how long passes waited for it: bytes, copies, nanoseconds."""
+
+    streamed_bytes: int
+    loaded_bytes: int
+    copies: int
+    stall_ns: int
+
+    @classmethod
+    def total(cls, traffics: Sequence[Self]) -> Self:
+        """Of several pagers together."""
+        return traffics[0] if len(traffics) == 1 else cls(*map(sum, zip(*traffics, strict=True)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,9 +159,24 @@ class Pager(Handle):
         return Forecast(out.active_pages, out.resident_pages, out.streamed_pages, out.streamed_bytes)
 
     @property
+    def is_attached(self) -> bool:
+        """Whether it has a pool."""
+        return bool(self._read().is_attached)
+
+    @property
+    def is_in_pass(self) -> bool:
+        """Whether a pass is open."""
+        return bool(self._read().is_in_pass)
+
+    @property
+    def traffic(self) -> Traffic:
+        """The counters that every pass is measured by."""
+        out = self._read()
+        return Traffic(out.streamed_bytes, out.loaded_bytes, out.copies, out.stall_ns)
+
+    @property
     def info(self) -> PagerInfo:
-        out = make_struct("kvs_pager_info")
-        self._check(lib.kvs_pager_get_info(self.ptr, out))
+        out = self._read()
         return PagerInfo(
             is_attached=bool(out.is_attached),
             is_in_pass=bool(out.is_in_pass),
@@ -167,6 +196,11 @@ class Pager(Handle):
             gap_ns=out.gap_ns,
             peak_pages=out.peak_pages,
         )
+
+    def _read(self) -> Any:
+        out = make_struct("kvs_pager_info")
+        self._check(lib.kvs_pager_get_info(self.ptr, out))
+        return out
 
     def check_integrity(self) -> None:
         """Recompute every invariant. Raises ``IntegrityError``."""

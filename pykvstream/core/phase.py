@@ -152,6 +152,13 @@ class PhaseCoordinator(Handle):
         check(lib.kvs_coordinator_finish(self.ptr, ticket), self._device)
 
     @property
+    def state(self) -> CoordinatorState:
+        """What ``info`` says of it, at less cost."""
+        info = make_struct("kvs_coordinator_info")
+        check(lib.kvs_coordinator_get_info(self.ptr, info), self._device)
+        return CoordinatorState(info.state)
+
+    @property
     def info(self) -> CoordinatorInfo:
         info = make_struct("kvs_coordinator_info")
         check(lib.kvs_coordinator_get_info(self.ptr, info), self._device)

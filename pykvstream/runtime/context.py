@@ -47,7 +47,7 @@ class PartContext:
 
     @property
     def n_tokens(self) -> int:
-        return self.seq.info.committed_tokens
+        return self.seq.n_tokens
 
     def accept(self, n_rows: int) -> None:
         """The pass that has been run and committed counts for the state too."""
@@ -181,12 +181,12 @@ class Context:
     @property
     def n_tokens(self) -> int:
         """Tokens that every part has."""
-        return min(part.n_tokens for part in self.parts)
+        return min([part.n_tokens for part in self.parts])
 
     @property
     def is_together(self) -> bool:
         """Whether all parts are at the same token."""
-        return all(part.n_tokens == self.n_tokens for part in self.parts)
+        return len({part.n_tokens for part in self.parts}) == 1
 
     @property
     def is_recurrent(self) -> bool:

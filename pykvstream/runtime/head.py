@@ -169,9 +169,9 @@ class Head:
         """One row behind all others; logits of the token after it ``[n_vocab]``, and its hidden row ``[1, n_embd]``."""
         logits = np.empty((1, self.blueprint.n_vocab), np.float32)
         out = np.empty((1, self.blueprint.n_embd), np.float32)
-        before = self.pager.info
+        before = self.pager.traffic
         self._run(0, context, np.array([token], np.uint32), hidden, (logits, out), position, cancel)
-        context.counter.add_step(before, self.pager.info)
+        context.counter.add_step(before, self.pager.traffic)
         row: NDArray[np.float32] = logits[0]
         return row, out
 
@@ -186,10 +186,10 @@ class Head:
 
     def _prepare(self, context: HeadContext, n_tokens: int) -> None:
         """Begin anew where hidden rows were lost, and drop what is behind the rows that are true."""
-        context.n_true = min(context.n_true, context.seq.info.committed_tokens)  # a failed write may have cost some
+        context.n_true = min(context.n_true, context.seq.n_tokens)  # a failed write may have cost some
         if context.hidden.first > context.end and context.n_behind(n_tokens) > 0:
             context.restart(min(context.hidden.first, n_tokens))
-        if context.seq.info.committed_tokens > context.n_true:
+        if context.seq.n_tokens > context.n_true:
             self.pager.truncate(context.seq, context.n_true)
 
     def _run(
@@ -214,7 +214,7 @@ class Head:
             raise
 
     def _recover_pass(self) -> None:
-        if self.pager.info.is_in_pass:
+        if self.pager.is_in_pass:
             self.pager.end(0)
 
     def recover(self) -> None:

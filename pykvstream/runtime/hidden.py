@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from pykvstream.core.kv import Seq
 from pykvstream.core.layer_lease import LayerLeaseInfo
-from pykvstream.core.pager import PagerInfo
+from pykvstream.core.pager import Traffic
 
 Rows = NDArray[np.float32]
 
@@ -122,8 +122,8 @@ class HeadCounter:
         self._steps = self._leases = self._leased_bytes = self._reused_pages = 0
         self._step_bytes = self._most_held_slots = 0
 
-    def add_step(self, before: PagerInfo, after: PagerInfo) -> None:
-        """A row was drafted from; the pager before and behind it."""
+    def add_step(self, before: Traffic, after: Traffic) -> None:
+        """A row was drafted from; what its pager had copied before and behind it."""
         self._steps += 1
         self._step_bytes += after.loaded_bytes - before.loaded_bytes
         self._step_bytes += after.streamed_bytes - before.streamed_bytes

@@ -133,7 +133,7 @@ class Part:
 
     def enter(self, phase: Phase) -> None:
         """Give the arena the layout of a phase; costs nothing when it has it. After poison everything is taken anew."""
-        if self._coordinator.info.state is CoordinatorState.POISONED:
+        if self._coordinator.state is CoordinatorState.POISONED:
             self._resources.release()
             self._coordinator.rebuild(phase.value)
         self._coordinator.transition(phase.value)
@@ -209,13 +209,13 @@ class Part:
     def observe(self) -> None:
         """Let the policy learn from the pass that has ended."""
         if self._active_placer is not None:
-            self._active_placer.observe(self.device.info, self.pager.info, time.perf_counter())
+            self._active_placer.observe(self.device.load_ns, self.pager.info, time.perf_counter())
 
     def abandon(self) -> None:
         """Give up a pass, or a lease of the head, that an interrupt left."""
         if self.head is not None:
             self.head.recover()
-        if self.pager.info.is_in_pass:
+        if self.pager.is_in_pass:
             self.pager.end(0)
 
     # ---- the past of a sequence ----

@@ -90,7 +90,7 @@ class PhaseResources:
             error.add_note(f"while undoing: {second!r}")
 
     def _run(self, step: PhaseStep, phase: int) -> None:
-        if step is PhaseStep.STOP and any(pager.info.is_in_pass for pager in self._pagers):
+        if step is PhaseStep.STOP and any(pager.is_in_pass for pager in self._pagers):
             raise Busy("a pass is open")
         if step is PhaseStep.DRAIN:
             for pager in self._pagers:
@@ -145,10 +145,10 @@ class PhaseResources:
     # Taking what is held already changes nothing, so that an undo may meet a step that was half done.
 
     def _take(self, phase: int) -> None:
-        if not self._pager.info.is_attached:
+        if not self._pager.is_attached:
             with self._arena.acquire(POOL_REGION) as pool:
                 self._pager.attach(pool, self._phases[phase].placement)
-        if self._head is not None and not self._head.pager.info.is_attached:
+        if self._head is not None and not self._head.pager.is_attached:
             with self._arena.acquire(HEAD_REGION) as pool:
                 self._head.pager.attach(pool, self._head.placement)
         if self._workspace is None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pykvstream.core.device import DeviceInfo
 from pykvstream.core.pager import PagerInfo
 from pykvstream.runtime.layout import PhasePlan, Placement
 from pykvstream.runtime.policy import Feedback, Observation, PolicyConfig, Timing, initialize, step
@@ -35,7 +34,7 @@ class Placer:
         self._passes = 0
         self._feedback: Feedback | None = None
         self._timing: Timing | None = None
-        self._seen: tuple[DeviceInfo, PagerInfo, float] | None = None
+        self._seen: tuple[int, PagerInfo, float] | None = None
 
     def prepare(self, active_pages: int, n_rows: int) -> None:
         """Before a decode pass that reaches ``active_pages``: place anew where the policy says so."""
@@ -54,13 +53,13 @@ class Placer:
             self._seen = None
         self._state = decision.next
 
-    def observe(self, device: DeviceInfo, pager: PagerInfo, now: float) -> None:
-        """After a decode pass: counters of the device and the pager, and the clock (seconds)."""
+    def observe(self, load_ns: int, pager: PagerInfo, now: float) -> None:
+        """After a decode pass: nanoseconds of copies to the device, the pager's counters, and the clock (seconds)."""
         if self._seen is not None and pager.waves > self._seen[1].waves:
-            before_device, before_pager, before = self._seen
-            copy_seconds = (device.load_ns - before_device.load_ns) / 1e9
+            before_ns, before_pager, before = self._seen
+            copy_seconds = (load_ns - before_ns) / 1e9
             busy = copy_seconds / (now - before) if now > before else 0.0
             self._feedback = Feedback(self._epoch, pager.waves, pager.stalls, min(1.0, busy), pager.peak_pages)
             copied_pages = pager.streamed_pages - before_pager.streamed_pages
             self._timing = Timing(copied_pages, copy_seconds, pager.gap_ns / 1e9)
-        self._seen = (device, pager, now)
+        self._seen = (load_ns, pager, now)

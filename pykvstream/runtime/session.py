@@ -23,7 +23,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from pykvstream.core.pager import Forecast, PagerInfo
+from pykvstream.core.pager import Forecast, Traffic
 from pykvstream.core.state import CHUNK_TOKENS
 from pykvstream.core.tape import CancelFlag
 from pykvstream.errors import Busy, Cancelled, Closed, ContextFull, InvalidArgument, Unsupported
@@ -96,7 +96,7 @@ class _Meter:
         self.stall_ns = 0
         self.recomputed = 0
 
-    def add(self, phase: Phase, n_tokens: int, seconds: float, before: PagerInfo, after: PagerInfo) -> None:
+    def add(self, phase: Phase, n_tokens: int, seconds: float, before: Traffic, after: Traffic) -> None:
         self.tokens[phase] += n_tokens
         self.passes += 1
         self.seconds[phase] += seconds
@@ -377,13 +377,13 @@ class TokenSession:
             n = self._target.chunk_rows(now, position, n_left)
             wanted = np.arange(max(first_out - done, 0), n, dtype=np.uint32)
             begin = max(done - first_out, 0)
-            before = self._target.pager_info
+            before = self._target.traffic
             started = time.perf_counter()
             out = rows[begin : begin + wanted.size]
             kind = "verify" if self._ahead is not None else now.name.lower()
             with self._target.span(f"{kind} pass", rows=n, behind=position):
                 self._target.run(self._context, ids[done : done + n], wanted, out, self._cancel)
-            self._meter.add(now, n, time.perf_counter() - started, before, self._target.pager_info)
+            self._meter.add(now, n, time.perf_counter() - started, before, self._target.traffic)
             done += n
             position += n
             if self._ahead is None:

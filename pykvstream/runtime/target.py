@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from pykvstream.core.device import Device
 from pykvstream.core.kv import KvLayer, RecordInfo
-from pykvstream.core.pager import Forecast, PagerInfo
+from pykvstream.core.pager import Forecast, PagerInfo, Traffic
 from pykvstream.core.tape import CancelFlag
 from pykvstream.errors import Busy, Closed, InvalidArgument, NotFound, Unsupported
 from pykvstream.runtime.blueprint import (
@@ -168,6 +168,11 @@ class Target:
     def pager_info(self) -> PagerInfo:
         """Counters of all parts together."""
         return PagerInfo.total([part.pager.info for part in self.parts])
+
+    @property
+    def traffic(self) -> Traffic:
+        """What all parts together have copied."""
+        return Traffic.total([part.pager.traffic for part in self.parts])
 
     @property
     def arena_bytes(self) -> int:

@@ -48,9 +48,8 @@ class Bench:
     def take_pass(self) -> None:
         self.n_passes += 1
         n: Any = self.n_passes
-        device: Any = SimpleNamespace(load_ns=1_000_000 * n)
         pager: Any = SimpleNamespace(waves=n, stalls=0, peak_pages=2, streamed_pages=4 * n, gap_ns=1000)
-        self.placer.observe(device, pager, 0.01 * n)
+        self.placer.observe(1_000_000 * n, pager, 0.01 * n)
 
     def prepare(self) -> None:
         """Before a pass that reaches one page more, so that the policy is asked."""
