@@ -123,6 +123,19 @@ static bool leaves_to_waiters(kvs_copy_engine *engine)
     return engine->n_started != n_started;
 }
 
+/* All that may go, up to where somebody waits or serves: each time that the copy thread comes it stops a compute thread. */
+static void serve_on(kvs_copy_engine *engine)
+{
+    uint64_t n_started = engine->n_started;
+    while (may_start(engine) && engine->n_started == n_started) {
+        serve(engine);
+        n_started++;
+        if (engine->n_waiters != 0 || engine->must_stop) {
+            break;
+        }
+    }
+}
+
 static void *thread_main(void *argument)
 {
     kvs_copy_engine *engine = argument;
@@ -130,8 +143,8 @@ static void *thread_main(void *argument)
     while (!engine->must_stop) {
         if (!may_start(engine)) {
             sleep_for_work(engine);
-        } else if (!leaves_to_waiters(engine) && may_start(engine)) {
-            serve(engine);
+        } else if (!leaves_to_waiters(engine)) {
+            serve_on(engine);
         }
     }
     unlock(engine);
