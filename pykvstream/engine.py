@@ -664,7 +664,9 @@ class _Generation:
     def _prefill(self, ids: Sequence[int], marks: Sequence[int]) -> NDArray[np.float32]:
         """Logits for the first token."""
         phase = Phase.PREFILL if ids else self._core.rewind()
-        logits = self._core.forward(ids, phase=phase, on_progress=self._on_progress, marks=marks)
+        logits = self._core.forward(
+            ids, phase=phase, on_progress=self._on_progress, marks=marks, with_front=True
+        )
         self._sampler.restore(SamplerState(seed=self._session.seed, tokens=self._core.tokens))
         self._steps.begin(self._sampler)
         row: NDArray[np.float32] = logits[0]
@@ -677,7 +679,7 @@ class _Generation:
         if forced is None:
             choice = self._steps.choose(self._sampler, logits, position)
         else:
-            choice = self._sampler.score(forced, logits, position)
+            choice = self._sampler.score(forced, logits, position, self._steps.front(position))
         self._sampler.accept(choice.token)
         self._core.push(choice.token)
         self._steps.take(choice.token)

@@ -79,8 +79,32 @@ typedef enum kvs_op_code {
      * w_e * down_e(silu(gate_e in[0]) * up_e in[0]); w = softmax over all logits, of the chosen ones divided by their sum (at
      * least 6.1e-5) times f[0]. weights[0], [1], [2]: gate, up, down (PANELS), one expert after another; weights[3], [4], [5], if
      * any: float32 factors of each expert's gate, up and down */
-    KVS_OP_EXPERTS = 12
+    KVS_OP_EXPERTS = 12,
+    /* out[0] = what a sampler looks at of the logits in[0] (rows OUT, both), in 2 * u[0] + KVS_FRONT_TAIL words of 32 bits: numbers of
+     * the u[0] best of the first u[1] columns by (value falling, number rising), those that are not minus infinity; their
+     * values; and the words of kvs_front_word. Runs only in passes with KVS_PASS_FRONT, hence out[0] is an OUTPUT tensor */
+    KVS_OP_FRONT = 13
 } kvs_op_code;
+
+/* Words behind the best columns of a row. */
+typedef enum kvs_front_word {
+    KVS_FRONT_COUNT = 0, /* best columns, as many as there are up to u[0] */
+    KVS_FRONT_BAD = 1,   /* the first column that is NaN or infinite upwards, of all columns; KVS_NONE: none. Where there is one it is
+                          * the first value, and all other words are 0 */
+    KVS_FRONT_SUM = 2    /* float64 in two words: sum of exp(value - best value) over the first u[1] columns, in chunks and lanes:
+                          * native/backends/cpu/front.h states the order */
+} kvs_front_word;
+
+#define KVS_FRONT_TAIL 4
+#define KVS_FRONT_MAX_BEST 512
+#define KVS_FRONT_CHUNK 8192     /* columns that are summed by themselves */
+#define KVS_FRONT_LANES 256
+#define KVS_FRONT_MAX_CHUNKS 128
+
+/* What a pass wants beside its outputs. */
+typedef enum kvs_pass_flag {
+    KVS_PASS_FRONT = 1 /* run the front operations; else their outputs are left as they are */
+} kvs_pass_flag;
 
 /* How a delta operation ends, its u[0]. */
 typedef enum kvs_delta_mode {
@@ -136,7 +160,7 @@ typedef struct kvs_pass_desc {
     kvs_state *state;            /* of the pass's sequence, for a tape with delta operations */
     const float *const *inputs;  /* [n_inputs] one per INPUT tensor in the order they were added, [n_rows][cols] */
     uint32_t n_inputs;
-    uint32_t reserved2;
+    uint32_t flags;              /* kvs_pass_flag */
 } kvs_pass_desc;
 
 /* Bring a weight to the device. shape: rows [n][k / block_values] blocks of `type`, row n after row.

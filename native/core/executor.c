@@ -162,6 +162,9 @@ static kvs_status check_pass(const kvs_binding *binding, const kvs_pass_desc *pa
     if (!KVS_STRUCT_OK(pass) || pass->tokens == NULL || pass->n_rows == 0 || pass->n_rows > tape->max_rows) {
         return kvs_fail(binding->device, KVS_EINVAL, "a pass needs tokens for 1 to %u rows", tape->max_rows);
     }
+    if ((pass->flags & ~(uint32_t)KVS_PASS_FRONT) != 0) {
+        return kvs_fail(binding->device, KVS_EINVAL, "flags %u of a pass are unknown", pass->flags);
+    }
     if (pass->n_out_rows > tape->max_out_rows || (pass->n_out_rows != 0 && pass->out_rows == NULL)) {
         return kvs_fail(binding->device, KVS_EINVAL, "%u output rows, at most %u, with their numbers", pass->n_out_rows,
                         tape->max_out_rows);
@@ -236,6 +239,9 @@ static kvs_status run_ops(const kvs_binding *binding, const kvs_pass_desc *pass,
             return kvs_fail(binding->device, status, "injected fault at operation %u", i);
         }
         const kvs_bound_op *op = &binding->ops[i];
+        if (op->code == KVS_OP_FRONT && (pass->flags & KVS_PASS_FRONT) == 0) {
+            continue;
+        }
         status = op->code == KVS_OP_ATTEND ? run_attend(binding, op, step, active_pages)
                                            : backend.backend->run_op(backend.self, op, step);
         if (status != KVS_OK) {

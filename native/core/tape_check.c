@@ -10,7 +10,7 @@
 
 static const char *const OP_NAMES[] = {"embed",    "norm",   "matmul", "rope_table", "rope", "hadamard",
                                        "kv_write", "attend", "glu",    "add",        "gather", "delta",
-                                       "experts"};
+                                       "experts",  "front"};
 
 #define N_OPS ((uint32_t)(sizeof OP_NAMES / sizeof OP_NAMES[0]))
 
@@ -324,9 +324,35 @@ static kvs_status check_experts(const struct checker *c)
     return status;
 }
 
+static kvs_status check_front(const struct checker *c)
+{
+    const kvs_op_desc *op = c->op;
+    const uint32_t n_best = op->u[0], n_tokens = op->u[1];
+    if (n_best == 0 || n_best > KVS_FRONT_MAX_BEST) {
+        return refuse(c, "best columns", n_best, KVS_FRONT_MAX_BEST);
+    }
+    kvs_status status = want_tensor(c, op->in[0], "logits", 0, KVS_ROWS_OUT);
+    if (status != KVS_OK) {
+        return status;
+    }
+    const uint64_t cols = tensor_of(c, op->in[0])->cols;
+    if (n_tokens == 0 || n_tokens > cols) {
+        return refuse(c, "tokens among the columns", n_tokens, cols);
+    }
+    if (cols > (uint64_t)KVS_FRONT_CHUNK * KVS_FRONT_MAX_CHUNKS) {
+        return refuse(c, "columns", cols, (uint64_t)KVS_FRONT_CHUNK * KVS_FRONT_MAX_CHUNKS);
+    }
+    status = want_tensor(c, op->out[0], "output columns", 2 * (uint64_t)n_best + KVS_FRONT_TAIL, KVS_ROWS_OUT);
+    if (status == KVS_OK && tensor_of(c, op->out[0])->kind != KVS_TENSOR_OUTPUT) {
+        status = refuse_text(c, "it is not run in every pass, so that only an output can hold what it finds");
+    }
+    return status;
+}
+
 static kvs_status (*const CHECKS[])(const struct checker *) = {
     check_embed,  check_norm, check_matmul, check_rope_table, check_rope,  check_hadamard, check_kv_write,
-    check_attend, check_glu,  check_add,    check_gather,     check_delta, check_experts};
+    check_attend, check_glu,  check_add,    check_gather,     check_delta, check_experts,
+    check_front};
 
 kvs_status kvs_tape_check_op(const kvs_tape *tape, const kvs_op_desc *op)
 {

@@ -24,8 +24,10 @@ from pykvstream.core.weight import Weight, WeightLayout
 from pykvstream.errors import Closed, InvalidArgument
 
 NONE: int = lib.KVS_NONE
+FRONT_TAIL: int = lib.KVS_FRONT_TAIL
 
 __all__ = [
+    "FRONT_TAIL",
     "NONE",
     "Binding",
     "CancelFlag",
@@ -72,6 +74,7 @@ class OpCode(enum.IntEnum):
     GATHER = lib.KVS_OP_GATHER
     DELTA = lib.KVS_OP_DELTA
     EXPERTS = lib.KVS_OP_EXPERTS
+    FRONT = lib.KVS_OP_FRONT
 
 
 class DeltaMode(enum.IntEnum):
@@ -240,13 +243,15 @@ class Binding(Handle):
         positions: NDArray[np.uint32] | None = None,
         state: State | None = None,
         inputs: tuple[NDArray[np.float32], ...] = (),
+        has_front: bool = False,
     ) -> None:
         """Replay the tape for the open pass.
 
         ``tokens`` ``[n]``; ``out_rows`` ``[m]`` rising row numbers; ``outputs``: one C-contiguous float32 array
         per output tensor, ``[m, cols]``; ``positions`` ``[n]`` or, on three axes, ``[3, n]``: without them rows count
         on; ``state`` of the pass's sequence, for a tape with recurrent layers; ``inputs``: one C-contiguous float32
-        array per input tensor, ``[n, cols]``. Raises ``Cancelled``, ``Stale``, ``DeviceError``; the pass must then be
+        array per input tensor, ``[n, cols]``; ``has_front``: run front operations too.
+        Raises ``Cancelled``, ``Stale``, ``DeviceError``; the pass must then be
         ended with 0 rows, and given up with ``State.accept(seq, 0)``.
         """
         if self._pager is not None and self._pager.closed:
@@ -272,6 +277,7 @@ class Binding(Handle):
             n_axes=n_axes,
             state=ffi.NULL if state is None else state.ptr,
             n_inputs=len(inputs),
+            flags=lib.KVS_PASS_FRONT if has_front else 0,
             inputs=ffi.cast("float **", sources),
         )
         check(lib.kvs_binding_run(self.ptr, desc), self._device.ptr)

@@ -6,6 +6,6 @@ in one go · ``lower`` nodes to tape records.
 
 from pykvstream.graph.builder import GraphBuilder
 from pykvstream.graph.lower import delta_layers, lower
-from pykvstream.graph.values import DeltaSpec, Graph, Node, Value, WeightSource
+from pykvstream.graph.values import DeltaSpec, FrontSpec, Graph, Node, Value, WeightSource
 
-__all__ = ["DeltaSpec", "Graph", "GraphBuilder", "Node", "Value", "WeightSource", "delta_layers", "lower"]
+__all__ = ["DeltaSpec", "FrontSpec", "Graph", "GraphBuilder", "Node", "Value", "WeightSource", "delta_layers", "lower"]

@@ -7,9 +7,9 @@ Holds: ``GraphBuilder``.
 from __future__ import annotations
 
 from pykvstream.core.kv import KvLayer
-from pykvstream.core.tape import OpCode, RowKind
+from pykvstream.core.tape import FRONT_TAIL, OpCode, RowKind
 from pykvstream.errors import InvalidArgument
-from pykvstream.graph.values import DeltaSpec, Graph, Node, Value, WeightSource
+from pykvstream.graph.values import DeltaSpec, FrontSpec, Graph, Node, Value, WeightSource
 
 PAIRS = 0
 """Rotary mode: values (2i, 2i+1) of a head turn together."""
@@ -138,6 +138,12 @@ class GraphBuilder:
     def gather(self, x: Value) -> Value:
         """The rows for which the pass wants output."""
         return self._add(Node(OpCode.GATHER, (x,), (self._value(x.cols, RowKind.OUT),)))
+
+    def front(self, x: Value, spec: FrontSpec) -> Value:
+        """Of rows of logits the best columns and the sum of exponentials, as words; only passes that ask for it have
+        it."""
+        out = self._value(2 * spec.n_best + FRONT_TAIL, x.rows)
+        return self._add(Node(OpCode.FRONT, (x,), (out,), u=(spec.n_best, spec.n_tokens)))
 
     def output(self, x: Value) -> None:
         """Hand a value to the caller of the pass."""

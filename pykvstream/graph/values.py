@@ -2,7 +2,7 @@
 
 Shapes: a ``Value`` is float32 ``[rows, cols]``; ``rows`` is one per token of a pass, or one per requested output row.
 Order: nodes are in execution order; each value but inputs is written by exactly one node (static single assignment).
-Holds: ``Value``, ``Node``, ``DeltaSpec``, ``Graph``, ``WeightSource``.
+Holds: ``Value``, ``Node``, ``DeltaSpec``, ``FrontSpec``, ``Graph``, ``WeightSource``.
 """
 
 from __future__ import annotations
@@ -83,6 +83,14 @@ class DeltaSpec:
     @property
     def channels(self) -> int:
         return self.head_dim * (2 * self.n_key_heads + self.n_value_heads)
+
+
+@dataclass(frozen=True, slots=True)
+class FrontSpec:
+    """A sampling front: how many of the best logits, of how many columns that are tokens."""
+
+    n_best: int
+    n_tokens: int
 
 
 @dataclass(frozen=True, slots=True)

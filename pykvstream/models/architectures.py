@@ -9,7 +9,7 @@ from typing import Protocol
 
 from pykvstream.core.kv import KvLayer
 from pykvstream.errors import Unsupported
-from pykvstream.graph import Graph, WeightSource
+from pykvstream.graph import FrontSpec, Graph, WeightSource
 from pykvstream.models import llama, qwen35
 from pykvstream.models.config import ModelConfig
 from pykvstream.models.hybrid_config import HYBRIDS
@@ -25,6 +25,7 @@ class _Builder(Protocol):
         rotation: tuple[int, int],
         *,
         span: LayerSpan | None = None,
+        front: FrontSpec | None = None,
     ) -> Graph: ...
 
 
@@ -42,16 +43,17 @@ def build_graph(
     *,
     with_hidden: bool = False,
     span: LayerSpan | None = None,
+    front: FrontSpec | None = None,
 ) -> Graph:
     """The graph of ``config.architecture``. ``rotation``: Hadamard block of K and V, 0 none.
 
     ``with_hidden``: of a hybrid, with the rows that its MTP head starts from. ``span``: of one part of a model that is
-    cut; ``layers`` are then those of the part.
+    cut; ``layers`` are then those of the part. ``front``: with the sampling front of the logits as the last output.
     """
     if with_hidden and config.architecture in HYBRIDS:
-        return qwen35.build(config, weights, layers, rotation, with_hidden=True, span=span)
+        return qwen35.build(config, weights, layers, rotation, with_hidden=True, span=span, front=front)
     builder = ARCHITECTURES.get(config.architecture)
     if builder is None:
         known = ", ".join(ARCHITECTURES)
         raise Unsupported(f"architecture {config.architecture!r} is not supported; supported: {known}")
-    return builder(config, weights, layers, rotation, span=span)
+    return builder(config, weights, layers, rotation, span=span, front=front)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 
 from pykvstream.core.kv import KvLayer
-from pykvstream.graph import Graph, GraphBuilder, Value, WeightSource
+from pykvstream.graph import FrontSpec, Graph, GraphBuilder, Value, WeightSource
 from pykvstream.models.config import ModelConfig
 from pykvstream.models.span import LayerSpan
 from pykvstream.models.stream import Stream
@@ -25,8 +25,9 @@ def build(
     rotation: tuple[int, int],
     *,
     span: LayerSpan | None = None,
+    front: FrontSpec | None = None,
 ) -> Graph:
-    """The whole model: tokens in, logits of the requested rows out, ``[m, n_vocab]``.
+    """The whole model: tokens in, logits of the requested rows out, ``[m, n_vocab]``; last the sampling front of these.
 
     ``span``: of a model that is cut, the layers of one part; see ``LayerSpan`` for what goes in and out there.
     """
@@ -44,7 +45,10 @@ def build(
         return x.hand_over()
     hidden = g.norm(g.gather(x.value), "output_norm.weight", config.norm_eps)
     is_tied = not weights.has("output.weight")
-    g.output(g.linear(hidden, "token_embd.weight" if is_tied else "output.weight"))
+    logits = g.linear(hidden, "token_embd.weight" if is_tied else "output.weight")
+    g.output(logits)
+    if front is not None:
+        g.output(g.front(logits, front))
     return g.finish()
 
 

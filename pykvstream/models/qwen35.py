@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from pykvstream.core.kv import KvLayer
 from pykvstream.errors import InvalidArgument
-from pykvstream.graph import DeltaSpec, Graph, GraphBuilder, Value, WeightSource
+from pykvstream.graph import DeltaSpec, FrontSpec, Graph, GraphBuilder, Value, WeightSource
 from pykvstream.models.config import ModelConfig
 from pykvstream.models.hybrid_config import ExpertSize, HybridConfig
 from pykvstream.models.span import LayerSpan
@@ -32,14 +32,16 @@ def build(
     *,
     with_hidden: bool = False,
     span: LayerSpan | None = None,
+    front: FrontSpec | None = None,
 ) -> Graph:
     """The trunk: tokens in, logits of the requested rows out, ``[m, n_vocab]``. ``layers``: of full attention alone.
 
     ``with_hidden``: behind the logits also what the MTP head starts from, the normalised rows of all tokens,
-    ``[n, n_embd]``. ``span``: of a model that is cut, the layers of one part; see ``LayerSpan``.
+    ``[n, n_embd]``. ``span``: of a model that is cut, the layers of one part; see ``LayerSpan``. ``front``: last the
+    sampling front of the logits.
     """
     blocks = blocks_of(config, weights, layers, rotation)
-    return blocks.trunk(span or LayerSpan.whole(config), with_hidden=with_hidden)
+    return blocks.trunk(span or LayerSpan.whole(config), with_hidden=with_hidden, front=front)
 
 
 def blocks_of(
@@ -61,7 +63,7 @@ class Blocks:
     g: GraphBuilder
     rotation: tuple[int, int]
 
-    def trunk(self, span: LayerSpan, *, with_hidden: bool) -> Graph:
+    def trunk(self, span: LayerSpan, *, with_hidden: bool, front: FrontSpec | None) -> Graph:
         """The layers of a span, and behind the last one the output; see ``build``."""
         config, g = self.config, self.g
         table = self.rope_table()
@@ -79,10 +81,13 @@ class Blocks:
         if not span.is_last:
             return x.hand_over()
         hidden = g.norm(g.gather(x.value), "output_norm.weight", config.norm_eps)
-        g.output(g.linear(hidden, self.output_weight))
+        logits = g.linear(hidden, self.output_weight)
+        g.output(logits)
         if with_hidden:
             # Once more, of all rows: what the logits are made of stays as it is without a head.
             g.output(g.norm(x.value, "output_norm.weight", config.norm_eps))
+        if front is not None:
+            g.output(g.front(logits, front))
         return g.finish()
 
     @property

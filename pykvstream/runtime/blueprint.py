@@ -6,18 +6,19 @@ Holds: ``Blueprint``, ``TargetOptions``, ``Phase``, ``MemoryReport``. Of a model
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from dataclasses import dataclass
 from enum import Enum
 
 from pykvstream.core.bank import snapshot_bytes
+from pykvstream.core.cuda import CudaDevice
 from pykvstream.core.device import Device
 from pykvstream.core.kv import KvFlag, KvLayer, record_layout
 from pykvstream.core.state import CHUNK_TOKENS, state_bytes
 from pykvstream.core.tape import DeltaMode, Tape
 from pykvstream.errors import InvalidArgument, Unsupported
 from pykvstream.gguf import GgmlType, GgufFile
-from pykvstream.graph import Graph, delta_layers, lower
+from pykvstream.graph import FrontSpec, Graph, delta_layers, lower
 from pykvstream.models import ModelConfig
 from pykvstream.models.architectures import build_graph
 from pykvstream.models.mtp import check_head
@@ -28,6 +29,7 @@ from pykvstream.models.weights import FileWeights
 from pykvstream.runtime.checkpoints import checkpoint_slots
 from pykvstream.runtime.head import CATCH_UP_ROWS, HeadBlueprint
 from pykvstream.runtime.layout import PAGE_TOKENS, ArenaPlan, CacheShape, PhaseNeed, plan_arena, require_int
+from pykvstream.sampling import FRONT_BEST
 
 MAX_UBATCH = 2048
 """Widest prompt pass."""
@@ -147,6 +149,7 @@ class Blueprint:
         self.options = options
         self.span = span or LayerSpan.whole(config)
         has_head = options.mtp and self.span.is_last
+        self.front = self._front(device) if self.span.is_last else None
         self._has_own_memory = device.info.has_own_memory
         layer = kv_layer(config, options)
         record = record_layout(layer)
@@ -169,14 +172,17 @@ class Blueprint:
         self.head: HeadBlueprint | None = None
         try:
             rotation = record.rotation_k, record.rotation_v
-            graph = build_graph(
-                config, self.weights, self.layers, rotation, with_hidden=has_head, span=self.span
+            graph, decoding = (
+                build_graph(
+                    config, self.weights, self.layers, rotation, with_hidden=has_head, span=self.span, front=front
+                )
+                for front in (None, self.front)
             )
             if has_head:
                 self.head = HeadBlueprint(with_head, self.weights, layer, device, options.ctx_tokens)
             self.deltas = delta_layers(graph, self.weights)
             for phase in Phase:
-                self._tapes.append(self._lower(graph, device, phase))
+                self._tapes.append(self._lower(decoding if phase is Phase.DECODE else graph, device, phase))
             self.log_rows = self.tape(Phase.DECODE).max_rows
             self.state_bytes = state_bytes(device, self.deltas, self.log_rows) if self.deltas else 0
             self.slot_bytes = snapshot_bytes(device, self.deltas) if self.deltas else 0
@@ -206,6 +212,14 @@ class Blueprint:
             fused=options.fused,
             delta_mode=mode,
         )
+
+    def _front(self, device: Device) -> FrontSpec | None:
+        """Of decode passes: a card has no kernel of it yet."""
+        if isinstance(device, CudaDevice):
+            return None
+        tokens = self.file.metadata.get("tokenizer.ggml.tokens", ())
+        n_tokens = len(tokens) if isinstance(tokens, Sized) else 0
+        return FrontSpec(FRONT_BEST, min(n_tokens or self.config.n_vocab, self.config.n_vocab))
 
     def _log_bytes(self) -> int:
         """The log's part of a session's state, which holds everything twice."""

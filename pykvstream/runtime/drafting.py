@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pykvstream.runtime.mtp_drafter import MtpDrafter
 from pykvstream.runtime.session import TokenSession
 from pykvstream.runtime.target import Phase
-from pykvstream.sampling import Choice, Distribution, Sampler, overlap
+from pykvstream.sampling import Choice, Distribution, Front, Sampler, overlap
 from pykvstream.speculation import Chain, Window
 
 
@@ -49,12 +49,19 @@ class Steps:
             with self._core.span("draft"):
                 window = self._chain.draft(min(self._core.draft_room, n_left - 1))
         started = perf_counter()
-        rows = self._core.forward((), phase=Phase.DECODE) if window is None else self._core.verify(window.draft.tokens)
+        if window is None:
+            rows = self._core.forward((), phase=Phase.DECODE, with_front=True)
+        else:
+            rows = self._core.verify(window.draft.tokens)
         if self._chain is not None:
             self._chain.observe_pass(1 if window is None else len(rows), perf_counter() - started)
         if window is not None:
             self._rows, self._window = rows, window
         return self._at(rows, 0)
+
+    def front(self, position: int) -> Front | None:
+        """What was found of the row that ``logits`` gave, for the token at a position."""
+        return self._core.front(0 if self._window is None else self._window.n_taken, position)
 
     def _begin_round(self) -> None:
         """The one before ends here: its tokens have been taken."""
@@ -75,19 +82,21 @@ class Steps:
     def _choose(self, sampler: Sampler, logits: NDArray[np.float32], position: int) -> Choice:
         expected = self._window.expected if self._window is not None else None
         if expected is None or self._window is None:
-            return sampler.choose(logits, position)
+            return sampler.choose(logits, position, self.front(position))
         if not self._by_probability:
             if self._window.shared is not None and self._chain is not None:
                 drafted_from = Distribution(*self._window.shared)
-                self._chain.observe_overlap(overlap(sampler.distribution(logits, position), drafted_from))
-            return sampler.choose(logits, position)
+                own = sampler.distribution(logits, position, self.front(position))
+                self._chain.observe_overlap(overlap(own, drafted_from))
+            return sampler.choose(logits, position, self.front(position))
         weights = self._window.weights
         if weights is None:
-            return sampler.judge(logits, position, expected)
+            return sampler.judge(logits, position, expected, None, self.front(position))
         drawn_from = Distribution(*weights)
         if self._chain is not None:
-            self._chain.observe_overlap(overlap(sampler.distribution(logits, position), drawn_from))
-        return sampler.judge(logits, position, expected, drawn_from)
+            own = sampler.distribution(logits, position, self.front(position))
+            self._chain.observe_overlap(overlap(own, drawn_from))
+        return sampler.judge(logits, position, expected, drawn_from, self.front(position))
 
     def take(self, token: int) -> None:
         """The token was emitted."""

@@ -31,17 +31,20 @@ from pykvstream.runtime.head import Head
 from pykvstream.runtime.layout import ArenaPlan, Placement, pages_of
 from pykvstream.runtime.phases import PhaseResources, PhaseTape
 from pykvstream.runtime.placer import Placer
+from pykvstream.sampling import front_words
 
 
 @dataclass(frozen=True, slots=True)
 class Pass:
     """What all parts are told of a pass: ``tokens`` ``[n]``, ``out_rows`` ``[m]`` rising, ``positions`` ``[n]`` or
-    ``[3, n]``, by default the number of each row."""
+    ``[3, n]``, by default the number of each row. ``fronts`` ``[m, words]``: where the sampling front of each
+    output row goes, None where nobody asks for it."""
 
     tokens: NDArray[np.uint32]
     out_rows: NDArray[np.uint32]
     positions: NDArray[np.uint32] | None
     cancel: CancelFlag
+    fronts: NDArray[np.uint32] | None = None
 
     @property
     def n_rows(self) -> int:
@@ -182,6 +185,12 @@ class Part:
         outputs: tuple[NDArray[np.float32], ...],
     ) -> None:
         """The same for the last part, whose ``outputs`` are logits and, with an MTP head, what that starts from."""
+        spec = self.blueprint.front if self._phase is Phase.DECODE else None
+        if spec is not None:
+            fronts = given.fronts
+            if fronts is None:
+                fronts = np.empty((len(given.out_rows), front_words(spec.n_best)), np.uint32)
+            outputs = (*outputs, fronts.view(np.float32))
         self._run(context, given, given.out_rows, outputs, hidden)
 
     def _run(
@@ -200,6 +209,7 @@ class Part:
             positions=given.positions,
             state=context.state,
             inputs=() if hidden is None else (hidden,),
+            has_front=given.fronts is not None,
         )
 
     def end(self, n_rows: int) -> None:

@@ -35,6 +35,7 @@ from pykvstream.runtime.layout import PAGE_TOKENS, require_callable, require_int
 from pykvstream.runtime.saving import Saved, load_context, save_context
 from pykvstream.runtime.target import Call, Phase, Target, as_tokens
 from pykvstream.runtime.timeline import Timeline
+from pykvstream.sampling import Front
 from pykvstream.speculation.stats import DraftStats
 from pykvstream.text.transcript import Transcript
 
@@ -141,6 +142,7 @@ class TokenSession:
         self._ahead: _Ahead | None = None
         self._is_drafting = False  # with the MTP head, which then keeps up with long prompts
         self._call: Call | None = None
+        self._fronts: NDArray[np.uint32] | None = None
         self.number = target.number_session()
 
     @property
@@ -255,6 +257,11 @@ class TokenSession:
             _, known = self._head()
             return known.hidden.between(known.hidden.first, known.hidden.end).copy()
 
+    def front(self, row: int, position: int) -> Front | None:
+        """What was found of a row of the last call that asked for it, whose token stands at a position; None where the
+        pass had no sampling front. Raises ``NumericError``."""
+        return None if self._fronts is None else Front.of(self._fronts[row], position)
+
     def require_head(self) -> None:
         """Raises ``Unsupported`` where the model was opened without its MTP head."""
         self._head()
@@ -275,7 +282,7 @@ class TokenSession:
             if not 0 < len(draft) <= self.draft_room:
                 raise InvalidArgument(f"a draft of {len(draft)} tokens; there is room for {self.draft_room}")
             self._ahead = _Ahead(len(self._tokens), tuple(draft))
-            return self._forward(draft, "all", Phase.DECODE, None, None, ())
+            return self._forward(draft, "all", Phase.DECODE, None, None, (), with_front=True)
 
     def forward(
         self,
@@ -286,6 +293,7 @@ class TokenSession:
         out: NDArray[np.float32] | None = None,
         on_progress: ForwardProgress | None = None,
         marks: Sequence[int] = (),
+        with_front: bool = False,
     ) -> NDArray[np.float32]:
         """Run pending tokens and ``token_ids``; returns logits ``[m, vocab rows]``.
 
@@ -294,6 +302,7 @@ class TokenSession:
         conversation may go back to, such as where a message begins; recurrent states are kept near them. With
         recurrent layers a prompt in several calls costs least in multiples of ``CHUNK_TOKENS``: a chunk that a call
         has begun is run again as a whole, from the newest state that is kept.
+        ``with_front``: ``front`` then tells of each row, where decode passes have one.
         Raises ``ContextFull`` before anything runs; after any error the session is as it was before the call.
         """
         if not isinstance(phase, Phase):
@@ -301,7 +310,7 @@ class TokenSession:
         require_callable("on_progress", on_progress)
         with self._target.turn:
             self._reconcile()
-            return self._forward(token_ids, logits, phase, out, on_progress, marks)
+            return self._forward(token_ids, logits, phase, out, on_progress, marks, with_front=with_front)
 
     def _forward(
         self,
@@ -311,6 +320,8 @@ class TokenSession:
         out: NDArray[np.float32] | None,
         on_progress: ForwardProgress | None,
         marks: Sequence[int],
+        *,
+        with_front: bool = False,
     ) -> NDArray[np.float32]:
         n_cached = self._begin_of_chunk() if phase is Phase.PREFILL else self.n_cached
         pending = self._tokens[n_cached:]
@@ -328,6 +339,7 @@ class TokenSession:
         n_unseen = len(pending) if self._ahead is None else 0
         n_out = {"last": 1, "none": 0, "all": int(ids.size) - n_unseen}[logits]
         rows = _out_rows(out, n_out, self._target.n_vocab_rows)
+        self._fronts = self._target.front_rows(phase, n_out) if with_front else None
         first_out = int(ids.size) - n_out
         before = len(self._tokens)
         n_ran = len(self._ran)
@@ -380,9 +392,12 @@ class TokenSession:
             before = self._target.traffic
             started = time.perf_counter()
             out = rows[begin : begin + wanted.size]
+            if now is not Phase.DECODE and wanted.size:
+                self._fronts = None
+            fronts = None if self._fronts is None else self._fronts[begin : begin + wanted.size]
             kind = "verify" if self._ahead is not None else now.name.lower()
             with self._target.span(f"{kind} pass", rows=n, behind=position):
-                self._target.run(self._context, ids[done : done + n], wanted, out, self._cancel)
+                self._target.run(self._context, ids[done : done + n], wanted, out, self._cancel, fronts=fronts)
             self._meter.add(now, n, time.perf_counter() - started, before, self._target.traffic)
             done += n
             position += n

@@ -41,6 +41,7 @@ from pykvstream.runtime.head import Head
 from pykvstream.runtime.layout import ArenaPlan, Placement, require_int
 from pykvstream.runtime.part import Part, Pass
 from pykvstream.runtime.timeline import NO_SPAN, Timeline
+from pykvstream.sampling import front_words
 
 __all__ = [
     "DECODE_ROWS",
@@ -276,6 +277,11 @@ class Target:
 
     # ---- passes ----
 
+    def front_rows(self, phase: Phase, n_rows: int) -> NDArray[np.uint32] | None:
+        """Room for the sampling fronts of ``n_rows`` output rows; None where passes of the phase have none."""
+        spec = self.blueprint.front if phase is Phase.DECODE else None
+        return None if spec is None else np.empty((n_rows, front_words(spec.n_best)), np.uint32)
+
     def run(
         self,
         context: Context,
@@ -284,14 +290,16 @@ class Target:
         out: NDArray[np.float32],
         cancel: CancelFlag,
         positions: NDArray[np.uint32] | None = None,
+        fronts: NDArray[np.uint32] | None = None,
     ) -> None:
         """One pass in the active phase; its rows are committed.
 
         ``tokens`` ``[n]``, ``out_rows`` ``[m]`` rising, ``out`` ``[m, n_vocab_rows]``; ``positions`` ``[n]`` or ``[3,
-        n]``, by default the number of each row. After any error each part is as before, or has run the pass where the
-        error came between two parts that commit: ``restore`` and ``recover`` bring them together.
+        n]``, by default the number of each row; ``fronts`` as ``front_rows`` made them, in a decode pass. After any
+        error each part is as before, or has run the pass where the error came between two parts that commit:
+        ``restore`` and ``recover`` bring them together.
         """
-        given = Pass(tokens, out_rows, positions, cancel)
+        given = Pass(tokens, out_rows, positions, cancel, fronts)
         head = context.head
         for_head = None if head is None else np.empty((given.n_rows, self.blueprint.config.n_embd), np.float32)
         try:

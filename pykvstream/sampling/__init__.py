@@ -17,6 +17,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pykvstream.sampling.front import FRONT_BEST, Front, front_words, rows_needed_by
     from pykvstream.sampling.logprobs import Choice, top_logprobs
     from pykvstream.sampling.noise import fork_seed
     from pykvstream.sampling.params import LogitBias, SamplingParams
@@ -25,21 +26,26 @@ if TYPE_CHECKING:
     from pykvstream.sampling.truncation import Candidates, top_candidates
 
 __all__ = [
-    "Candidates", "Choice", "Distribution", "LogitBias", "Sampler", "SamplerState", "SamplingParams", "distribution_of",
-    "fork_seed", "overlap", "top_candidates", "top_logprobs",
+    "FRONT_BEST", "Candidates", "Choice", "Distribution", "Front", "LogitBias", "Sampler", "SamplerState",
+    "SamplingParams", "distribution_of", "fork_seed", "front_words", "overlap", "rows_needed_by", "top_candidates",
+    "top_logprobs",
 ]  # fmt: skip
 
 _HOME = {
+    "FRONT_BEST": "pykvstream.sampling.front",
     "Candidates": "pykvstream.sampling.truncation",
     "Choice": "pykvstream.sampling.logprobs",
     "Distribution": "pykvstream.sampling.rejection",
+    "Front": "pykvstream.sampling.front",
     "LogitBias": "pykvstream.sampling.params",
     "Sampler": "pykvstream.sampling.sampler",
     "SamplerState": "pykvstream.sampling.sampler",
     "SamplingParams": "pykvstream.sampling.params",
     "distribution_of": "pykvstream.sampling.rejection",
     "fork_seed": "pykvstream.sampling.noise",
+    "front_words": "pykvstream.sampling.front",
     "overlap": "pykvstream.sampling.rejection",
+    "rows_needed_by": "pykvstream.sampling.front",
     "top_candidates": "pykvstream.sampling.truncation",
     "top_logprobs": "pykvstream.sampling.logprobs",
 }

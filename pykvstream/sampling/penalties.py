@@ -73,13 +73,29 @@ class LogitAdjuster:
         if self._bias_ids.size:
             _store(adjusted, self._bias_ids, adjusted[self._bias_ids] + self._biases)
         if params.has_penalties:
-            self._apply_penalties(adjusted, history.last(params.penalty_last_n))
+            self._apply_penalties(adjusted, *_count(history.last(params.penalty_last_n), row.size))
         if params.has_dry:
             self._apply_dry(adjusted, history.last(params.dry_last_n))
         return adjusted
 
-    def _apply_penalties(self, row: NDArray[np.float32], window: NDArray[np.int32]) -> None:
-        ids, counts = _count(window, row.size)
+    def adjust_some(
+        self, ids: NDArray[np.int64], logits: NDArray[np.float32], history: TokenHistory
+    ) -> NDArray[np.float32]:
+        """Return the adjusted logits of some tokens, each named once, as ``adjust`` would have them; DRY is off."""
+        params = self._params
+        if not (self._bias_ids.size or params.has_penalties):
+            return logits
+        adjusted, order = logits.copy(), np.argsort(ids)
+        if self._bias_ids.size:
+            at, found = _places(ids, order, self._bias_ids)
+            _store(adjusted, at, adjusted[at] + self._biases[found])
+        if params.has_penalties:
+            touched, counts = np.unique(history.last(params.penalty_last_n), return_counts=True)
+            at, found = _places(ids, order, touched.astype(np.int64))
+            self._apply_penalties(adjusted, at, counts.astype(np.int64)[found])
+        return adjusted
+
+    def _apply_penalties(self, row: NDArray[np.float32], ids: NDArray[np.int64], counts: NDArray[np.int64]) -> None:
         logits = row[ids].astype(np.float64)
         repeat = self._params.repeat_penalty
         logits = np.where(logits > 0.0, logits / repeat, logits * repeat)
@@ -91,6 +107,16 @@ class LogitAdjuster:
         is_long = lengths >= self._params.dry_allowed_length
         ids, lengths = ids[is_long], lengths[is_long]
         _store(row, ids, row[ids] - self._dry_penalties[lengths - self._params.dry_allowed_length])
+
+
+def _places(
+    ids: NDArray[np.int64], order: NDArray[np.intp], wanted: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Return where the wanted ids stand that are there, and which of the wanted ones these are. ``order`` sorts ids."""
+    at = np.minimum(np.searchsorted(ids, wanted, sorter=order), ids.size - 1)
+    places = order[at].astype(np.int64)
+    found: NDArray[np.bool_] = ids[places] == wanted
+    return places[found], found
 
 
 def _store(row: NDArray[np.float32], ids: NDArray[np.int64], logits: NDArray[np.float64]) -> None:

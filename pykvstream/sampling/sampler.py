@@ -18,12 +18,18 @@ from numpy.typing import NDArray
 
 from pykvstream.errors import InvalidArgument, NumericError
 from pykvstream.sampling.elementary import fixed_log
+from pykvstream.sampling.front import Front, best_first, rows_needed_by
 from pykvstream.sampling.logprobs import Choice, check_row, log_denominator
 from pykvstream.sampling.noise import Noise, check_u64
 from pykvstream.sampling.params import SamplingParams
 from pykvstream.sampling.penalties import LogitAdjuster, TokenHistory
 from pykvstream.sampling.rejection import SMALLEST, Distribution, distribution_of, is_accepted, residual
-from pykvstream.sampling.truncation import Candidates, truncate_row
+from pykvstream.sampling.truncation import Candidates, truncate, truncate_row
+
+
+def _denominator(row: NDArray[np.float32], best: int, front: Front | None) -> float:
+    """The logarithm of the softmax denominator: the sum that was found with the row, where there is one."""
+    return log_denominator(row, best) if front is None else front.log_sum_exp
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +43,7 @@ class SamplerState:
 class Sampler:
     """Chooses tokens for one sequence; not for use from two threads at once."""
 
-    __slots__ = ("_adjuster", "_history", "_n_vocab", "_noise", "_params")
+    __slots__ = ("_adjuster", "_history", "_n_vocab", "_needs_rows", "_noise", "_params")
 
     def __init__(self, params: SamplingParams, *, seed: int, n_vocab: int) -> None:
         if n_vocab < 1:
@@ -50,6 +56,7 @@ class Sampler:
         self._noise = Noise(seed)
         self._adjuster = LogitAdjuster(params)
         self._history = TokenHistory()
+        self._needs_rows = rows_needed_by(params)
 
     @property
     def params(self) -> SamplingParams:
@@ -66,16 +73,27 @@ class Sampler:
         """How many tokens were accepted and not truncated."""
         return self._history.n_tokens
 
-    def choose(self, logits: NDArray[np.float32], position: int) -> Choice:
+    @property
+    def rows_needed_by(self) -> str | None:
+        """Why ``choose`` looks at whole rows whatever it is given, by name; None where a ``Front`` will do."""
+        return self._needs_rows
+
+    def choose(self, logits: NDArray[np.float32], position: int, front: Front | None = None) -> Choice:
         """Return the token at ``position``; changes nothing.
 
+        ``front``: of the same row. Then the log probability is by its sum, and the token, which is the same, comes
+        out of it where the settings allow.
         Raises ``NumericError`` for NaN, plus infinity or nothing but minus infinity, with the position and
         the index.
         """
+        if front is not None and self._needs_rows is None:
+            candidates = self._candidates(front, check_u64("position", position))
+            token = int(candidates.ids[0]) if self._params.is_greedy else self._draw(candidates, position)
+            return Choice(token, float(front.logits[front.ids == token][0]) - front.log_sum_exp)
         row, best = check_row(logits, self._n_vocab, check_u64("position", position))
         adjusted, best_adjusted = self._adjust(row, best, position)
-        token = best_adjusted if self._params.is_greedy else self._draw(adjusted, position)[0]
-        return Choice(token, float(row[token]) - log_denominator(row, best))
+        token = best_adjusted if self._params.is_greedy else self._draw(self._truncated(adjusted, position), position)
+        return Choice(token, float(row[token]) - _denominator(row, best, front))
 
     def pick(self, logits: NDArray[np.float32], position: int) -> tuple[int, Candidates | None]:
         """Return the token that ``choose`` would, and what it was drawn from; None without temperature.
@@ -84,10 +102,18 @@ class Sampler:
         """
         row, best = check_row(logits, self._n_vocab, check_u64("position", position))
         adjusted, best_adjusted = self._adjust(row, best, position)
-        return (best_adjusted, None) if self._params.is_greedy else self._draw(adjusted, position)
+        if self._params.is_greedy:
+            return best_adjusted, None
+        candidates = self._truncated(adjusted, position)
+        return self._draw(candidates, position), candidates
 
     def judge(
-        self, logits: NDArray[np.float32], position: int, drafted: int, drawn_from: Distribution | None = None
+        self,
+        logits: NDArray[np.float32],
+        position: int,
+        drafted: int,
+        drawn_from: Distribution | None = None,
+        front: Front | None = None,
     ) -> Choice:
         """Return the token at ``position`` by rejection: the drafted one by its probability, else another.
 
@@ -96,13 +122,12 @@ class Sampler:
         it is the same. Changes nothing; raises as ``choose``.
         """
         if self._params.is_greedy:
-            return self.choose(logits, position)
+            return self.choose(logits, position, front)
         row, best = check_row(logits, self._n_vocab, check_u64("position", position))
-        adjusted, _ = self._adjust(row, best, position)
-        p = self._distribution(adjusted, position)
+        p = self.distribution(logits, position, front)
         q = Distribution.certain(drafted) if drawn_from is None else drawn_from
         token = self.settle(p, q, drafted, position)
-        return Choice(token, float(row[token]) - log_denominator(row, best))
+        return Choice(token, float(row[token]) - _denominator(row, best, front))
 
     def settle(self, p: Distribution, q: Distribution, drafted: int, position: int) -> int:
         """Return the drafted token, drawn from ``q``, or another one, so that the result is drawn from ``p``."""
@@ -112,8 +137,15 @@ class Sampler:
         scores = fixed_log(left.weights) + self._noise.gumbel(position, left.ids)
         return int(left.ids[scores == scores.max()].min())
 
-    def distribution(self, logits: NDArray[np.float32], position: int) -> Distribution:
+    def distribution(
+        self, logits: NDArray[np.float32], position: int, front: Front | None = None
+    ) -> Distribution:
         """Return what ``choose`` draws from at ``position``; raises as it does."""
+        if front is not None and self._needs_rows is None:
+            candidates = self._candidates(front, check_u64("position", position))
+            if self._params.is_greedy:
+                return Distribution.certain(int(candidates.ids[0]))
+            return distribution_of(candidates, self._params.temperature)
         row, best = check_row(logits, self._n_vocab, check_u64("position", position))
         adjusted, best_adjusted = self._adjust(row, best, position)
         if self._params.is_greedy:
@@ -128,10 +160,22 @@ class Sampler:
         scores = fixed_log(weights) + self._noise.draft_gumbel(position, ids)
         return int(ids[scores == scores.max()].min())
 
-    def score(self, token: int, logits: NDArray[np.float32], position: int) -> Choice:
+    def score(
+        self, token: int, logits: NDArray[np.float32], position: int, front: Front | None = None
+    ) -> Choice:
         """Return a token that stands at ``position`` whatever the settings would choose; raises as ``choose``."""
         row, best = check_row(logits, self._n_vocab, check_u64("position", position))
-        return Choice(token, float(row[token]) - log_denominator(row, best))
+        return Choice(token, float(row[token]) - _denominator(row, best, front))
+
+    def _candidates(self, front: Front, position: int) -> Candidates:
+        """Return what stays of the best tokens after bias, penalties and, with temperature, all filters."""
+        logits = self._adjuster.adjust_some(front.ids, front.logits, self._history)
+        order = best_first(front.ids, logits)
+        if not order.size:
+            raise NumericError(f"logits at position {position}: bias suppresses all that are finite")
+        order = order[: 1 if self._params.is_greedy else self._params.top_k]
+        candidates = Candidates(front.ids[order], logits[order].astype(np.float64))
+        return candidates if self._params.is_greedy else truncate(candidates, self._params, self._noise, position)
 
     def _adjust(self, row: NDArray[np.float32], best: int, position: int) -> tuple[NDArray[np.float32], int]:
         """Return the row after bias, penalties and DRY, and the first index of its maximum."""
@@ -144,16 +188,18 @@ class Sampler:
         return adjusted, best_adjusted
 
     def _distribution(self, row: NDArray[np.float32], position: int) -> Distribution:
-        return distribution_of(truncate_row(row, self._params, self._noise, position), self._params.temperature)
+        return distribution_of(self._truncated(row, position), self._params.temperature)
 
-    def _draw(self, row: NDArray[np.float32], position: int) -> tuple[int, Candidates]:
-        """Return the coupled choice among the candidates that pass the filters, and these."""
-        candidates = truncate_row(row, self._params, self._noise, position)
+    def _truncated(self, row: NDArray[np.float32], position: int) -> Candidates:
+        return truncate_row(row, self._params, self._noise, position)
+
+    def _draw(self, candidates: Candidates, position: int) -> int:
+        """Return the coupled choice among the candidates that passed the filters."""
         # Relative to the best, so that a temperature near zero overflows only what could never win.
         with np.errstate(over="ignore"):
             scores = (candidates.logits - candidates.logits[0]) / self._params.temperature
         scores += self._noise.gumbel(position, candidates.ids)
-        return int(candidates.ids[scores == scores.max()].min()), candidates
+        return int(candidates.ids[scores == scores.max()].min())
 
     def accept(self, token: int) -> None:
         """Append a token, of the prompt or chosen, to the history that penalties and DRY read."""

@@ -46,7 +46,11 @@ def truncate_row(row: NDArray[np.float32], params: SamplingParams, noise: Noise,
     ``row`` holds no NaN and no plus infinity, and at least one finite logit.
     """
     floor = sigma_floor(row, params.top_n_sigma) if params.top_n_sigma > 0.0 else None
-    candidates = top_candidates(row, params.top_k, floor)
+    return truncate(top_candidates(row, params.top_k, floor), params, noise, position)
+
+
+def truncate(candidates: Candidates, params: SamplingParams, noise: Noise, position: int) -> Candidates:
+    """Return those of the candidates of top-n-sigma and top-k that pass the other filters."""
     if params.typical_p < 1.0:
         candidates = keep_typical(candidates, params.typical_p)
     if params.top_p < 1.0:

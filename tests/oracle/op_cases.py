@@ -18,7 +18,7 @@ import numpy.typing as npt
 from pykvstream.core.device import Device
 from pykvstream.core.kv import KvLayer, record_layout
 from pykvstream.core.state import DeltaLayer
-from pykvstream.core.tape import DeltaMode, Op, OpCode, Tape, Weight, WeightLayout
+from pykvstream.core.tape import FRONT_TAIL, DeltaMode, Op, OpCode, RowKind, Tape, TensorKind, Weight, WeightLayout
 from pykvstream.core.trace import TraceDevice, TraceWeight
 from pykvstream.gguf import GgmlType
 from pykvstream.gguf.codecs import decode, encode
@@ -107,7 +107,8 @@ class Bed:
 class OpCase:
     """``tolerance``: the largest difference from the oracle, with its reason beside it. ``footprint_bytes``: of the
     last pass. ``twins``: the vectorised files that claim to give the bits of the plain reference. ``variant`` tells
-    the cases of one operation apart. ``passes``: rows of each pass."""
+    the cases of one operation apart. ``passes``: rows of each pass. ``is_output``: what it records is an output, which
+    needs no gathering."""
 
     code: OpCode
     record: Callable[[Bed], int]
@@ -120,6 +121,7 @@ class OpCase:
     layer: KvLayer | None = None
     variant: str = ""
     passes: tuple[int, ...] = (ROWS,)
+    is_output: bool = False
 
     @property
     def name(self) -> str:
@@ -333,6 +335,51 @@ ROPE_TABLE_BYTES = ROWS * HEAD_DIM * F32_BYTES
 MATMUL_TWINS = ("act_avx2", "matmul_avx2", "matmul_avx512")
 DELTA_TWINS = ("delta_avx2", "delta_avx512")
 
+
+FRONT_BEST, FRONT_TOKENS = 4, 60
+FRONT_COLS = 2 * FRONT_BEST + FRONT_TAIL
+
+
+def front_logits() -> Floats:
+    """Rows whose exponentials are 1 or 0, so that float64 has the very sum; the columns behind the tokens are large."""
+    levels = np.array([3.0, -300.0, -400.5], np.float32)
+    values = np.random.default_rng(40).choice(levels, (N_VOCAB, COLS), p=(0.03, 0.5, 0.47))
+    values[:, FRONT_TOKENS:] = 1e9
+    values[4, 10:] = -np.inf
+    values[5, 7] = np.inf
+    return np.asarray(values, np.float32)
+
+
+def record_front(bed: Bed) -> int:
+    rows = bed.input_of(front_logits())
+    gathered = bed.tape.add_tensor(COLS, rows=RowKind.OUT)
+    bed.tape.add_op(Op(OpCode.GATHER, (rows,), (gathered,)))
+    words = bed.tape.add_tensor(FRONT_COLS, kind=TensorKind.OUTPUT, rows=RowKind.OUT)
+    bed.tape.add_op(Op(OpCode.FRONT, (gathered,), (words,), u=(FRONT_BEST, FRONT_TOKENS)))
+    return words
+
+
+def front_oracle() -> Doubles:
+    """Words as the numbers that they are as float32."""
+    return np.stack([_front_words(row) for row in front_logits()[TOKENS]]).view(np.float32).astype(np.float64)
+
+
+def _front_words(row: Floats) -> npt.NDArray[np.uint32]:
+    words = np.zeros(FRONT_COLS, np.uint32)
+    values, tail = words[FRONT_BEST : 2 * FRONT_BEST].view(np.float32), words[2 * FRONT_BEST :]
+    tail[1] = 0xFFFFFFFF
+    if not (row < np.inf).all():
+        tail[1] = int((~(row < np.inf)).argmax())
+        values[0] = row[tail[1]]
+        return words
+    tokens = row[:FRONT_TOKENS]
+    best = sorted(np.flatnonzero(tokens > -np.inf).tolist(), key=lambda i: (-float(tokens[i]), i))[:FRONT_BEST]
+    words[: len(best)], values[: len(best)] = best, tokens[best]
+    tail[0] = len(best)
+    tail[2:] = np.array([np.exp(tokens.astype(np.float64) - float(tokens.max())).sum()]).view(np.uint32)
+    return words
+
+
 CASES = (
     # Half floats are float32 values: nothing is rounded.
     OpCase(OpCode.EMBED, record_embed, lambda: table(1).astype(np.float16)[TOKENS].astype(np.float64), 0.0,
@@ -385,4 +432,7 @@ CASES = (
              2 * TENSOR_BYTES + ROWS * N_EXPERTS * F32_BYTES + 3 * N_EXPERTS * N_FF * COLS // 32 * 34
              + 3 * N_EXPERTS * F32_BYTES * has, MATMUL_TWINS, variant="with factors" if has else "")
       for has in (False, True)),
+    # Exponentials are 1 or 0, and sums of them exact.
+    OpCase(OpCode.FRONT, record_front, front_oracle, 0.0, TENSOR_BYTES + ROWS * FRONT_COLS * F32_BYTES, ("front_avx2",),
+           cols=FRONT_COLS, is_output=True),
 )  # fmt: skip

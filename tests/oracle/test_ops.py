@@ -46,6 +46,9 @@ def record(case: OpCase, device: Device, stack: ExitStack) -> Bed:
     bed = Bed(device, stack.enter_context(Tape(device, ROWS, ROWS)))
     stack.callback(bed.close)
     result = case.record(bed)
+    if case.is_output:
+        bed.tape.seal()
+        return bed
     tensor = bed.tape.add_tensor(case.cols, kind=TensorKind.OUTPUT, rows=RowKind.OUT)
     bed.tape.add_op(Op(OpCode.GATHER, (result,), (tensor,)))
     bed.tape.seal()
@@ -75,7 +78,7 @@ def run_passes(case: OpCase, binding: Binding, lane: Lane | None) -> Floats:
             lane.pager.begin(lane.seq, n_rows)
             state = lane.state
         tokens = TOKENS[begin : begin + n_rows]
-        binding.run(tokens, rows, (out[at : at + len(rows)],), CancelFlag(), state=state)
+        binding.run(tokens, rows, (out[at : at + len(rows)],), CancelFlag(), state=state, has_front=True)
         if lane is not None:
             lane.end(n_rows)
         begin, at = begin + n_rows, at + len(rows)

@@ -6,6 +6,7 @@
 #include "backends/cpu/elementwise.h"
 #include "backends/cpu/encode.h"
 #include "backends/cpu/experts.h"
+#include "backends/cpu/front.h"
 #include "backends/cpu/hadamard.h"
 #include "backends/cpu/matmul.h"
 
@@ -286,6 +287,19 @@ static kvs_status run_delta(const struct call *c)
     return KVS_OK;
 }
 
+static kvs_status run_front(const struct call *c)
+{
+    const kvs_front_desc desc = {.rows = in_data(c, 0),
+                                 .stride = c->op->in[0].cols,
+                                 .n_rows = c->step->n_out_rows,
+                                 .n_cols = c->op->in[0].cols,
+                                 .n_tokens = c->op->u[1],
+                                 .n_best = c->op->u[0],
+                                 .out = (uint32_t *)(void *)out_data(c, 0)};
+    kvs_front_run(c->cpu->threads, c->cpu->isa, &desc);
+    return KVS_OK;
+}
+
 static kvs_status (*const RUN[])(const struct call *) = {
     [KVS_OP_EMBED] = run_embed,       [KVS_OP_NORM] = run_norm,
     [KVS_OP_MATMUL] = run_matmul,     [KVS_OP_ROPE_TABLE] = run_rope_table,
@@ -293,6 +307,7 @@ static kvs_status (*const RUN[])(const struct call *) = {
     [KVS_OP_KV_WRITE] = run_kv_write, [KVS_OP_GLU] = run_glu,
     [KVS_OP_ADD] = run_add,           [KVS_OP_GATHER] = run_gather,
     [KVS_OP_DELTA] = run_delta,       [KVS_OP_EXPERTS] = run_experts,
+    [KVS_OP_FRONT] = run_front,
 };
 
 kvs_status kvs_cpu_run_op(const kvs_cpu_compute *cpu, const kvs_bound_op *op, const struct kvs_step *step)

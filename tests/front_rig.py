@@ -1,0 +1,84 @@
+"""The sampling front by itself: a tape that gathers rows which a pass brings, and finds the best of them.
+
+Holds: ``FrontRig``, ``slow_front``.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pykvstream.core.arena import Arena
+from pykvstream.core.device import Device, DeviceFlag, Isa
+from pykvstream.core.tape import Binding, CancelFlag, Op, OpCode, RowKind, Tape, TensorKind
+from pykvstream.sampling import front_words
+
+Rows = NDArray[np.float32]
+Words = NDArray[np.uint32]
+CHUNK, LANES, NONE = 8192, 256, 0xFFFFFFFF
+
+
+class FrontRig:
+    """``n_tokens`` of ``n_cols`` columns, the ``n_best`` best."""
+
+    def __init__(
+        self,
+        n_cols: int,
+        n_tokens: int,
+        n_best: int,
+        *,
+        max_rows: int = 8,
+        threads: int = 1,
+        isa: Isa = Isa.BEST,
+        flags: DeviceFlag = DeviceFlag.NONE,
+    ) -> None:
+        self.n_words = front_words(n_best)
+        with ExitStack() as stack:
+            device = stack.enter_context(Device(threads, isa=isa, flags=flags))
+            tape = stack.enter_context(Tape(device, max_rows, max_rows))
+            given = tape.add_tensor(n_cols, kind=TensorKind.INPUT)
+            rows = tape.add_tensor(n_cols, rows=RowKind.OUT)
+            words = tape.add_tensor(self.n_words, kind=TensorKind.OUTPUT, rows=RowKind.OUT)
+            tape.add_op(Op(OpCode.GATHER, (given,), (rows,)))
+            tape.add_op(Op(OpCode.FRONT, (rows,), (words,), u=(n_best, n_tokens)))
+            workspace = tape.seal().workspace_bytes
+            arena = stack.enter_context(Arena(device, -(-workspace // 64) * 64 + 4096))
+            arena.begin()
+            arena.reserve(1, workspace)
+            arena.commit()
+            lease = stack.enter_context(arena.acquire(1))
+            self._binding = stack.enter_context(Binding(device, tape, arena, lease, None))
+            self._handles = stack.pop_all()
+
+    def run(self, rows: Rows, *, has_front: bool = True) -> Words:
+        n = np.arange(len(rows), dtype=np.uint32)
+        words = np.full((len(rows), self.n_words), 0xABABABAB, np.uint32)
+        given = (np.ascontiguousarray(rows),)
+        self._binding.run(n, n, (words.view(np.float32),), CancelFlag(), inputs=given, has_front=has_front)
+        return words
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._handles.close()
+
+
+def slow_front(row: Rows, n_tokens: int, n_best: int) -> tuple[list[int], list[float], int | None, float]:
+    """Ids, logits, the first column that is no logit, and the logarithm of the sum, in one sort and float64."""
+    bad = next((i for i, x in enumerate(row.tolist()) if not x < math.inf), None)
+    if bad is not None:
+        return [], [], bad, 0.0
+    tokens = row[:n_tokens].astype(np.float64)
+    ids = sorted(np.flatnonzero(tokens > -math.inf).tolist(), key=lambda i: (-tokens[i], i))[:n_best]
+    if not ids:
+        return [], [], None, 0.0
+    peak = tokens.max()
+    return ids, [float(row[i]) for i in ids], None, float(peak + math.log(math.fsum(np.exp(tokens - peak).tolist())))
