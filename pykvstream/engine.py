@@ -664,8 +664,9 @@ class _Generation:
     def _prefill(self, ids: Sequence[int], marks: Sequence[int]) -> NDArray[np.float32]:
         """Logits for the first token."""
         phase = Phase.PREFILL if ids else self._core.rewind()
+        with_front = self._sampler.rows_needed_by is None
         logits = self._core.forward(
-            ids, phase=phase, on_progress=self._on_progress, marks=marks, with_front=True
+            ids, phase=phase, on_progress=self._on_progress, marks=marks, with_front=with_front
         )
         self._sampler.restore(SamplerState(seed=self._session.seed, tokens=self._core.tokens))
         self._steps.begin(self._sampler)

@@ -1,6 +1,6 @@
 """The sampling front by itself: a tape that gathers rows which a pass brings, and finds the best of them.
 
-Holds: ``FrontRig``, ``slow_front``.
+Holds: ``FrontRig``, ``seal_front``, ``slow_front``.
 """
 
 from __future__ import annotations
@@ -23,6 +23,22 @@ Words = NDArray[np.uint32]
 CHUNK, LANES, NONE = 8192, 256, 0xFFFFFFFF
 
 
+def seal_front(device: Device, n_cols: int = 100, n_tokens: int = 100, n_best: int = 4) -> None:
+    """Seal a tape with a front and nothing else."""
+    with Tape(device, 8, 8) as tape:
+        record_front(tape, n_cols, n_tokens, n_best)
+        tape.seal()
+
+
+def record_front(tape: Tape, n_cols: int, n_tokens: int, n_best: int) -> None:
+    """Rows that a pass brings, gathered, and the best of them."""
+    given = tape.add_tensor(n_cols, kind=TensorKind.INPUT)
+    rows = tape.add_tensor(n_cols, rows=RowKind.OUT)
+    words = tape.add_tensor(front_words(n_best), kind=TensorKind.OUTPUT, rows=RowKind.OUT)
+    tape.add_op(Op(OpCode.GATHER, (given,), (rows,)))
+    tape.add_op(Op(OpCode.FRONT, (rows,), (words,), u=(n_best, n_tokens)))
+
+
 class FrontRig:
     """``n_tokens`` of ``n_cols`` columns, the ``n_best`` best."""
 
@@ -41,11 +57,7 @@ class FrontRig:
         with ExitStack() as stack:
             device = stack.enter_context(Device(threads, isa=isa, flags=flags))
             tape = stack.enter_context(Tape(device, max_rows, max_rows))
-            given = tape.add_tensor(n_cols, kind=TensorKind.INPUT)
-            rows = tape.add_tensor(n_cols, rows=RowKind.OUT)
-            words = tape.add_tensor(self.n_words, kind=TensorKind.OUTPUT, rows=RowKind.OUT)
-            tape.add_op(Op(OpCode.GATHER, (given,), (rows,)))
-            tape.add_op(Op(OpCode.FRONT, (rows,), (words,), u=(n_best, n_tokens)))
+            record_front(tape, n_cols, n_tokens, n_best)
             workspace = tape.seal().workspace_bytes
             arena = stack.enter_context(Arena(device, -(-workspace // 64) * 64 + 4096))
             arena.begin()

@@ -1,6 +1,6 @@
 """What all measurements have in common: cells, rows, and a run that can be taken up again.
 
-Holds: ``Measure``, ``Cell``, ``Column``, ``Row``, ``run_measure``, ``log_softmax``.
+Holds: ``Measure``, ``Cell``, ``Column``, ``Row``, ``run_measure``.
 """
 
 from __future__ import annotations
@@ -8,9 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
-
-import numpy as np
-from numpy.typing import NDArray
 
 from pykvstream.eval.state import RunState
 
@@ -68,14 +65,6 @@ class Measure(Protocol):
 
     def summary(self, rows: Sequence[Row]) -> Row:
         """What all rows say together; ``broken`` counts rows that break a promise."""
-
-
-def log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Of each row, in float64."""
-    rows = logits.astype(np.float64)
-    rows -= rows.max(axis=1, keepdims=True)
-    rows -= np.log(np.exp(rows).sum(axis=1, keepdims=True))
-    return rows
 
 
 def run_measure(measure: Measure, state: RunState, on_tokens: OnTokens) -> list[Row]:

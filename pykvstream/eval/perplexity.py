@@ -22,16 +22,20 @@ from numpy.typing import NDArray
 
 from pykvstream.engine import Model
 from pykvstream.errors import InvalidArgument
-from pykvstream.eval.measure import Cell, Column, OnTokens, Row, log_softmax
+from pykvstream.eval.measure import Cell, Column, OnTokens, Row
 from pykvstream.eval.state import text_digest
+from pykvstream.sampling import token_logprobs
 
 SHORTEST_CTX = 4
 
 
-def nll_of_rows(logits: NDArray[np.float32], targets: Sequence[int]) -> NDArray[np.float64]:
-    """-log softmax of each row at its target; ``[n, vocab rows]`` and n token ids."""
-    nll: NDArray[np.float64] = -log_softmax(logits)[np.arange(len(logits)), np.asarray(targets, np.int64)]
-    return nll
+def nll_of_rows(logits: NDArray[np.float32], targets: Sequence[int], n_vocab: int) -> NDArray[np.float64]:
+    """-log softmax of each row at its target; ``[n, vocab rows]`` and n token ids.
+
+    The bits of the log probabilities that generating these tokens reports. Raises ``NumericError`` for a row that is no
+    logits, with its number.
+    """
+    return -token_logprobs(logits, targets, n_vocab=n_vocab)
 
 
 def estimate(nll: float, nll_squared: float, n: int) -> tuple[float, float]:
@@ -74,6 +78,7 @@ class Perplexity:
         ctx = model.plan.ctx_tokens
         self._chunks = chunks_of(ids, ctx, tokenizer.bos_id if tokenizer.add_bos else None, n_chunks)
         self._model = model
+        self._n_vocab = tokenizer.n_vocab
         self._session = model.session()
         self._step = model.plan.phase("prefill").max_rows
         self.arguments: Mapping[str, object] = {
@@ -102,7 +107,7 @@ class Perplexity:
             targets = chunk[begin + skipped + 1 : begin + len(part) + 1]
             rows = session.forward(part, logits="all" if targets and skipped < len(part) else "none")
             if targets and skipped < len(part):
-                found.append(nll_of_rows(rows[skipped : skipped + len(targets)], targets))
+                found.append(nll_of_rows(rows[skipped : skipped + len(targets)], targets, self._n_vocab))
             on_tokens(len(part))
         nll = np.concatenate(found)
         total, squares = float(nll.sum()), float((nll * nll).sum())

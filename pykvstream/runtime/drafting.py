@@ -29,9 +29,11 @@ class Steps:
         self._rows: NDArray[np.float32] | None = None
         self._round_ns: int | None = None
         self._n_taken = 0
+        self._with_front = False
 
     def begin(self, sampler: Sampler) -> None:
         """The prompt has been run; the sampler will choose what comes next."""
+        self._with_front = sampler.rows_needed_by is None
         if self._chain is not None:
             self._chain.begin(self._core.tokens)
             for drafter in self._chain.drafters:
@@ -50,9 +52,9 @@ class Steps:
                 window = self._chain.draft(min(self._core.draft_room, n_left - 1))
         started = perf_counter()
         if window is None:
-            rows = self._core.forward((), phase=Phase.DECODE, with_front=True)
+            rows = self._core.forward((), phase=Phase.DECODE, with_front=self._with_front)
         else:
-            rows = self._core.verify(window.draft.tokens)
+            rows = self._core.verify(window.draft.tokens, with_front=self._with_front)
         if self._chain is not None:
             self._chain.observe_pass(1 if window is None else len(rows), perf_counter() - started)
         if window is not None:

@@ -271,18 +271,19 @@ class TokenSession:
             raise Unsupported("the MTP head is not at work: open the model with mtp=True")
         return self._target.head, self._context.head
 
-    def verify(self, draft: Sequence[int]) -> NDArray[np.float32]:
+    def verify(self, draft: Sequence[int], *, with_front: bool = False) -> NDArray[np.float32]:
         """Run the pending token and a draft behind it in one decode pass; logits ``[len(draft) + 1, vocab rows]``.
 
         The draft does not become part of the conversation. Of its rows those stay whose tokens are pushed until the
-        next call. Raises ``InvalidArgument`` for more than ``draft_room``; after any error nothing has changed.
+        next call. ``with_front`` as in ``forward``. Raises ``InvalidArgument`` for more than ``draft_room``; after any
+        error nothing has changed.
         """
         with self._target.turn:
             self._reconcile()
             if not 0 < len(draft) <= self.draft_room:
                 raise InvalidArgument(f"a draft of {len(draft)} tokens; there is room for {self.draft_room}")
             self._ahead = _Ahead(len(self._tokens), tuple(draft))
-            return self._forward(draft, "all", Phase.DECODE, None, None, (), with_front=True)
+            return self._forward(draft, "all", Phase.DECODE, None, None, (), with_front=with_front)
 
     def forward(
         self,

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pykvstream.sampling.front import FRONT_BEST, Front, front_words, rows_needed_by
-    from pykvstream.sampling.logprobs import Choice, top_logprobs
+    from pykvstream.sampling.logprobs import Choice, token_logprobs, top_logprobs
     from pykvstream.sampling.noise import fork_seed
     from pykvstream.sampling.params import LogitBias, SamplingParams
     from pykvstream.sampling.rejection import Distribution, distribution_of, overlap
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FRONT_BEST", "Candidates", "Choice", "Distribution", "Front", "LogitBias", "Sampler", "SamplerState",
-    "SamplingParams", "distribution_of", "fork_seed", "front_words", "overlap", "rows_needed_by", "top_candidates",
-    "top_logprobs",
+    "SamplingParams", "distribution_of", "fork_seed", "front_words", "overlap", "rows_needed_by", "token_logprobs",
+    "top_candidates", "top_logprobs",
 ]  # fmt: skip
 
 _HOME = {
@@ -46,6 +46,7 @@ _HOME = {
     "front_words": "pykvstream.sampling.front",
     "overlap": "pykvstream.sampling.rejection",
     "rows_needed_by": "pykvstream.sampling.front",
+    "token_logprobs": "pykvstream.sampling.logprobs",
     "top_candidates": "pykvstream.sampling.truncation",
     "top_logprobs": "pykvstream.sampling.logprobs",
 }

@@ -10,13 +10,13 @@ least ``top_k`` are as they were; each of these stays before every token that is
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pykvstream.errors import InvalidArgument, NumericError
+from pykvstream.sampling.logprobs import log_sum_exp
 from pykvstream.sampling.params import SamplingParams
 
 FRONT_BEST = 128
@@ -52,7 +52,7 @@ class Front:
             raise NumericError(f"logits at position {position}: all of them are -inf, from index 0 on")
         total = float(tail[_SUM : _SUM + 2].copy().view(np.float64)[0])
         ids = words[:n].astype(np.int64)
-        return cls(ids, values[:n].copy(), float(values[0]) + math.log(total), n < n_best)
+        return cls(ids, values[:n].copy(), log_sum_exp(float(values[0]), total), n < n_best)
 
     def logit(self, token: int) -> float | None:
         """The raw logit of a token, None where it is not among the best."""

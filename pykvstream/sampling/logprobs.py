@@ -4,19 +4,22 @@ Shapes: logits are float32, one row, at least ``n_vocab`` wide: models pad their
 ``n_vocab`` on are no tokens.
 Units: natural logarithms under the softmax of the first ``n_vocab`` raw logits: before bias, penalties,
 filters and temperature, so that the number says what the model thought and not what the settings left.
-Holds: reported log probabilities decide nothing, so they use the platform's exp and may differ in the last
-digits (about 1e-6) between platforms; the tokens may not.
+Holds: one sum, ``sum_exps``, whose order and exponentials are the core's: the sampling front finds its very bits in a
+pass (``KVS_OP_FRONT``). A log probability is the same bits whoever looked at the row, on how many threads and on which
+platform.
 """
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pykvstream.core.candidates import sum_exps
 from pykvstream.errors import InvalidArgument, NumericError
+from pykvstream.sampling.elementary import fixed_log
 from pykvstream.sampling.truncation import top_candidates
 
 
@@ -49,13 +52,31 @@ def check_row(logits: NDArray[np.float32], n_vocab: int, position: int) -> tuple
     return row, best
 
 
-def log_denominator(row: NDArray[np.float32], best: int) -> float:
-    """Return the logarithm of the softmax denominator of a checked row."""
-    peak = row[best]
-    with np.errstate(over="ignore", under="ignore"):
-        # In float32, which numpy adds up pairwise: within 1e-6, and four times as fast as in float64.
-        total = float(np.exp(row - peak).sum())
-    return float(peak) + math.log(total)
+def log_sum_exp(largest: float, total: float) -> float:
+    """The logarithm of the softmax denominator, of the largest logit and the sum of exponentials relative to it."""
+    return largest + float(fixed_log(np.array([total]))[0])
+
+
+def log_denominator(row: NDArray[np.float32]) -> float:
+    """The same of a checked row: all its columns are tokens."""
+    return log_sum_exp(*sum_exps(row))
+
+
+def token_logprobs(
+    logits: NDArray[np.float32], tokens: Sequence[int], *, n_vocab: int, position: int = 0
+) -> NDArray[np.float64]:
+    """Return the log probability of one token in each row: ``[m, n]`` and ``m`` ids to ``[m]``.
+
+    ``position``: of the first token, for error messages. Raises as ``Sampler.choose`` does.
+    """
+    if len(logits) != len(tokens):
+        raise InvalidArgument(f"{len(logits)} rows of logits and {len(tokens)} tokens")
+    if any(not 0 <= token < n_vocab for token in tokens):
+        raise InvalidArgument(f"tokens {min(tokens)} to {max(tokens)}, the vocabulary has {n_vocab}")
+    found = np.empty(len(tokens))
+    for i, (row, token) in enumerate(zip(logits, tokens, strict=True)):
+        found[i] = float(row[token]) - log_denominator(check_row(row, n_vocab, position + i)[0])
+    return found
 
 
 def top_logprobs(
@@ -64,7 +85,7 @@ def top_logprobs(
     """Return the ``n`` most probable tokens, best first, ties by id; ``position`` is for error messages."""
     if n < 1:
         raise InvalidArgument(f"n must be at least 1, got {n}")
-    row, best = check_row(logits, n_vocab, position)
-    denominator = log_denominator(row, best)
+    row, _ = check_row(logits, n_vocab, position)
+    denominator = log_denominator(row)
     top = top_candidates(row, n)
     return tuple(Choice(int(i), float(x) - denominator) for i, x in zip(top.ids, top.logits, strict=True))

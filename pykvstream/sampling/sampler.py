@@ -27,11 +27,6 @@ from pykvstream.sampling.rejection import SMALLEST, Distribution, distribution_o
 from pykvstream.sampling.truncation import Candidates, truncate, truncate_row
 
 
-def _denominator(row: NDArray[np.float32], best: int, front: Front | None) -> float:
-    """The logarithm of the softmax denominator: the sum that was found with the row, where there is one."""
-    return log_denominator(row, best) if front is None else front.log_sum_exp
-
-
 @dataclass(frozen=True, slots=True)
 class SamplerState:
     """All that a sampler remembers: its seed and the tokens it accepted, prompt included."""
@@ -81,19 +76,19 @@ class Sampler:
     def choose(self, logits: NDArray[np.float32], position: int, front: Front | None = None) -> Choice:
         """Return the token at ``position``; changes nothing.
 
-        ``front``: of the same row. Then the log probability is by its sum, and the token, which is the same, comes
-        out of it where the settings allow.
+        ``front``: of the same row. Then the sum of the log probability, and where the settings allow the token, comes
+        out of it; both are what they are without it, bit for bit.
         Raises ``NumericError`` for NaN, plus infinity or nothing but minus infinity, with the position and
         the index.
         """
         if front is not None and self._needs_rows is None:
             candidates = self._candidates(front, check_u64("position", position))
             token = int(candidates.ids[0]) if self._params.is_greedy else self._draw(candidates, position)
-            return Choice(token, float(front.logits[front.ids == token][0]) - front.log_sum_exp)
+            return self.score(token, logits, position, front)
         row, best = check_row(logits, self._n_vocab, check_u64("position", position))
         adjusted, best_adjusted = self._adjust(row, best, position)
         token = best_adjusted if self._params.is_greedy else self._draw(self._truncated(adjusted, position), position)
-        return Choice(token, float(row[token]) - _denominator(row, best, front))
+        return Choice(token, float(row[token]) - (log_denominator(row) if front is None else front.log_sum_exp))
 
     def pick(self, logits: NDArray[np.float32], position: int) -> tuple[int, Candidates | None]:
         """Return the token that ``choose`` would, and what it was drawn from; None without temperature.
@@ -123,11 +118,9 @@ class Sampler:
         """
         if self._params.is_greedy:
             return self.choose(logits, position, front)
-        row, best = check_row(logits, self._n_vocab, check_u64("position", position))
         p = self.distribution(logits, position, front)
         q = Distribution.certain(drafted) if drawn_from is None else drawn_from
-        token = self.settle(p, q, drafted, position)
-        return Choice(token, float(row[token]) - _denominator(row, best, front))
+        return self.score(self.settle(p, q, drafted, position), logits, position, front)
 
     def settle(self, p: Distribution, q: Distribution, drafted: int, position: int) -> int:
         """Return the drafted token, drawn from ``q``, or another one, so that the result is drawn from ``p``."""
@@ -164,17 +157,23 @@ class Sampler:
         self, token: int, logits: NDArray[np.float32], position: int, front: Front | None = None
     ) -> Choice:
         """Return a token that stands at ``position`` whatever the settings would choose; raises as ``choose``."""
-        row, best = check_row(logits, self._n_vocab, check_u64("position", position))
-        return Choice(token, float(row[token]) - _denominator(row, best, front))
+        if front is not None:
+            return Choice(token, float(logits[token]) - front.log_sum_exp)
+        row, _ = check_row(logits, self._n_vocab, check_u64("position", position))
+        return Choice(token, float(row[token]) - log_denominator(row))
 
     def _candidates(self, front: Front, position: int) -> Candidates:
         """Return what stays of the best tokens after bias, penalties and, with temperature, all filters."""
         logits = self._adjuster.adjust_some(front.ids, front.logits, self._history)
-        order = best_first(front.ids, logits)
-        if not order.size:
-            raise NumericError(f"logits at position {position}: bias suppresses all that are finite")
-        order = order[: 1 if self._params.is_greedy else self._params.top_k]
-        candidates = Candidates(front.ids[order], logits[order].astype(np.float64))
+        n_wanted = 1 if self._params.is_greedy else self._params.top_k
+        if logits is front.logits:
+            ids, logits = front.ids[:n_wanted], logits[:n_wanted]
+        else:
+            order = best_first(front.ids, logits)[:n_wanted]
+            if not order.size:
+                raise NumericError(f"logits at position {position}: bias suppresses all that are finite")
+            ids, logits = front.ids[order], logits[order]
+        candidates = Candidates(ids, logits.astype(np.float64))
         return candidates if self._params.is_greedy else truncate(candidates, self._params, self._noise, position)
 
     def _adjust(self, row: NDArray[np.float32], best: int, position: int) -> tuple[NDArray[np.float32], int]:

@@ -73,7 +73,8 @@ def test_perplexity_is_that_of_plain_loops_over_whole_chunks(run: Run, text: str
     expected, n_scores = plain_perplexity(text, 300, 3)
     summary = ran.json["summary"]
     assert ran.code == 0 and summary["tokens"] == n_scores == 3 * 149
-    assert summary["ppl"] == pytest.approx(expected, rel=1e-9)
+    # The logarithm of a sum of float32 exponentials, each within 2e-7 of its own.
+    assert summary["ppl"] == pytest.approx(expected, rel=4e-7)
     assert 0 < summary["error"] < summary["ppl"]
 
 

@@ -1,7 +1,9 @@
-/* front.c: rows one after another, chunk by chunk; and the plain operations. */
+/* front.c: rows one after another, chunk by chunk; the sum alone of a row that somebody holds; and the plain operations. */
 #include "backends/cpu/front.h"
 
+#include "backends/cpu/backend.h"
 #include "backends/cpu/mathf.h"
+#include "kvstream/candidates.h"
 
 #include <string.h>
 
@@ -103,6 +105,12 @@ static double sum_exps(const kvs_front_ops *ops, const float *x, uint64_t n, flo
     return lanes[0];
 }
 
+/* A chunk's part of the row's sum. */
+static double weighed(double sum, float largest, float peak)
+{
+    return sum * (double)kvs_expf(largest - peak);
+}
+
 static void put_float(uint32_t *to, float value)
 {
     memcpy(to, &value, sizeof value);
@@ -154,7 +162,7 @@ static void run_row(void *argument, uint32_t row, uint32_t worker)
     double total = 0.0;
     for (uint32_t i = 0; i < n_chunks; i++) {
         if (sums[i] != 0.0) {
-            total += sums[i] * (double)kvs_expf(largest[i] - peak);
+            total += weighed(sums[i], largest[i], peak);
         }
     }
     for (uint32_t i = 0; i < best.n; i++) {
@@ -163,6 +171,35 @@ static void run_row(void *argument, uint32_t row, uint32_t worker)
     }
     tail[KVS_FRONT_COUNT] = best.n;
     memcpy(tail + KVS_FRONT_SUM, &total, sizeof total);
+}
+
+/* Twice over the row, since nothing holds what the first look finds of each chunk: rows are as wide as they like. */
+kvs_status kvs_sum_exps(const float *row, uint64_t n, uint32_t isa, float *largest, double *sum)
+{
+    if (row == NULL || largest == NULL || sum == NULL || isa > KVS_ISA_AVX2) {
+        return KVS_EINVAL;
+    }
+    const bool has_avx2 = kvs_cpu_has_avx2();
+    if (isa == KVS_ISA_AVX2 && !has_avx2) {
+        return KVS_EUNSUPPORTED;
+    }
+    const kvs_front_ops *ops = ops_for(isa == KVS_ISA_BEST && has_avx2 ? KVS_ISA_AVX2 : isa);
+    float peak;
+    if (ops->scan(row, n, &peak) != n || !(peak > -INFINITY)) {
+        return KVS_EINVAL;
+    }
+    double total = 0.0;
+    for (uint64_t first = 0; first < n; first += KVS_FRONT_CHUNK) {
+        const uint64_t n_chunk = n - first < KVS_FRONT_CHUNK ? n - first : KVS_FRONT_CHUNK;
+        float most = -INFINITY;
+        (void)ops->scan(row + first, n_chunk, &most);
+        if (most > -INFINITY) {
+            total += weighed(sum_exps(ops, row + first, n_chunk, most), most, peak);
+        }
+    }
+    *largest = peak;
+    *sum = total;
+    return KVS_OK;
 }
 
 void kvs_front_run(kvs_threads *threads, uint32_t isa, const kvs_front_desc *desc)

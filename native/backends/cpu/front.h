@@ -3,7 +3,8 @@
  * Order: columns are summed in chunks of KVS_FRONT_CHUNK. Lane j of a chunk adds the exponentials (float32, of the distance to
  * the chunk's largest) of columns j, j + 256, ... in float64; lanes fold 128, 64, ... 1; chunks add up in order, each times the
  * exponential of its largest less that of the row. Best columns are ordered by (value falling, number rising); -0 equals +0.
- * Same bits whatever the number of threads and the instruction set.
+ * Same bits whatever the number of threads and the instruction set. kvs_sum_exps has the same order, so that a log probability
+ * is the same whether its row was looked at by a pass or by whoever got the whole row.
  */
 #ifndef KVS_NATIVE_CPU_FRONT_H
 #define KVS_NATIVE_CPU_FRONT_H

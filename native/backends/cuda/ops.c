@@ -24,10 +24,14 @@ static const launch LAUNCHES[] = {
     [KVS_OP_GATHER] = kvs_cuda_launch_gather,
     [KVS_OP_DELTA] = kvs_cuda_launch_delta,
     [KVS_OP_EXPERTS] = kvs_cuda_launch_experts,
+    [KVS_OP_FRONT] = NULL,
 };
 
 kvs_status kvs_cuda_run_op(kvs_cuda_launcher *launcher, const kvs_bound_op *op, const struct kvs_step *step)
 {
+    if (op->code == KVS_OP_FRONT) {
+        return kvs_fail(launcher->device, KVS_EUNSUPPORTED, "a card has no kernel of the sampling front: its logits go to the host whole");
+    }
     if (op->code >= sizeof LAUNCHES / sizeof *LAUNCHES || LAUNCHES[op->code] == NULL) {
         return kvs_fail(launcher->device, KVS_EUNSUPPORTED, "operation %u has no kernel", op->code);
     }
