@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from pykvstream.engine import Model, Piece, Session
     from pykvstream.errors import KvStreamError
     from pykvstream.gguf import GgufFile
+    from pykvstream.runtime.meter import SessionStats
     from pykvstream.runtime.ngram_file import load_ngram_counts, save_ngram_counts
-    from pykvstream.runtime.session import SessionStats
     from pykvstream.runtime.target import Phase
     from pykvstream.sampling import SamplingParams
     from pykvstream.speculation import ModSize, NgramCounts, NgramSize, SpeculationParams
@@ -47,7 +47,7 @@ _HOME = {
     "Reasoning": "pykvstream.text.wishes",
     "SamplingParams": "pykvstream.sampling",
     "Session": "pykvstream.engine",
-    "SessionStats": "pykvstream.runtime.session",
+    "SessionStats": "pykvstream.runtime.meter",
     "SpeculationParams": "pykvstream.speculation",
     "load_ngram_counts": "pykvstream.runtime.ngram_file",
     "save_ngram_counts": "pykvstream.runtime.ngram_file",

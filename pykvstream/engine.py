@@ -40,11 +40,12 @@ from pykvstream.runtime.layout import (
     require_callable,
     require_int,
 )
+from pykvstream.runtime.meter import SessionStats
 from pykvstream.runtime.mtp_drafter import MtpDrafter
 from pykvstream.runtime.opening import Wish, open_target
 from pykvstream.runtime.part import PartReport
 from pykvstream.runtime.saving import Saved, weights_digest
-from pykvstream.runtime.session import ForwardProgress, LogitsWanted, SessionStats, TokenSession
+from pykvstream.runtime.session import ForwardProgress, LogitsWanted, TokenSession
 from pykvstream.runtime.target import MemoryReport, Phase, Progress, Target, TargetOptions, require_token_ids
 from pykvstream.runtime.timeline import Timeline, check_timeline_path, write_timeline
 from pykvstream.sampling import Sampler, SamplerState, SamplingParams, fork_seed

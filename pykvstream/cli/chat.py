@@ -29,7 +29,7 @@ from pykvstream.cli.session import (
 )
 from pykvstream.engine import Model, Piece, Session
 from pykvstream.errors import ContextFull, KvStreamError
-from pykvstream.runtime.session import SessionStats
+from pykvstream.runtime.meter import SessionStats
 from pykvstream.runtime.timeline import check_timeline_path
 from pykvstream.runtime.whole_file import replacing
 from pykvstream.sampling import SamplingParams

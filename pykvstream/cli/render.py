@@ -30,7 +30,8 @@ from pykvstream.text.deltas import ContentDelta, Delta, ReasoningDelta
 
 if TYPE_CHECKING:
     # ``inspect`` prints tables without the native core, which the runtime imports.
-    from pykvstream.runtime.session import ForwardProgress, SessionStats
+    from pykvstream.runtime.meter import SessionStats
+    from pykvstream.runtime.session import ForwardProgress
 
 MIB = 1 << 20
 _PLAIN_WIDTH = 100

@@ -1,7 +1,7 @@
 """One conversation as tokens: what is in the cache, what waits to enter it, and passes that fail without loss.
 
 Shapes: logits are float32 ``[n, vocab rows]``.
-Holds: ``TokenSession``, ``SessionStats``.
+Holds: ``TokenSession``.
 
 A token that was chosen but not yet run is *pending*: it belongs to the conversation, and the next pass runs it first.
 Tokens that were run and are no longer in the cache, since a recurrent state went back further than was asked, are
@@ -17,26 +17,26 @@ import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pykvstream.core.pager import Forecast, Traffic
+from pykvstream.core.pager import Forecast
 from pykvstream.core.state import CHUNK_TOKENS
 from pykvstream.core.tape import CancelFlag
 from pykvstream.errors import Busy, Cancelled, Closed, ContextFull, InvalidArgument, Unsupported
 from pykvstream.runtime.checkpoints import grid_point
 from pykvstream.runtime.context import Context
 from pykvstream.runtime.head import Head
-from pykvstream.runtime.hidden import HeadContext, HeadStats
+from pykvstream.runtime.hidden import HeadContext
 from pykvstream.runtime.layout import PAGE_TOKENS, require_callable, require_int
+from pykvstream.runtime.meter import Meter, SessionStats
 from pykvstream.runtime.saving import Saved, load_context, save_context
 from pykvstream.runtime.target import Call, Phase, Target, as_tokens
 from pykvstream.runtime.timeline import Timeline
 from pykvstream.sampling import Front
-from pykvstream.speculation.stats import DraftStats
 from pykvstream.text.transcript import Transcript
 
 LogitsWanted = Literal["last", "all", "none"]
@@ -48,66 +48,6 @@ ForwardProgress = Callable[[int, int], None]
 """``on_progress(done, total)`` after each pass: tokens run so far, and tokens of the whole call.
 
 It may use other sessions; what would change its own, or close the model, raises ``Busy`` in it."""
-
-
-@dataclass(frozen=True, slots=True)
-class SessionStats:
-    """Counters of one session since it was made; bytes, pages, milliseconds, tokens per second.
-
-    ``resident_pages`` and ``ring_slots`` are the pool's, which the sessions of a model share. Tokens count each time
-    they are run: again after a truncation, and also where the call failed later on. ``recomputed_tokens``: of all
-    these, the ones that were run only to bring a recurrent state back. Tokens of drafts count where they were right;
-    ``draft`` tells of all of them, where there was drafting, ``head`` what the MTP head ran, where it is at work.
-    ``passes``: over the model, without those of an MTP head.
-    """
-
-    arena_bytes: int
-    history_bytes: int
-    page_tokens: int
-    resident_pages: int
-    ring_slots: int
-    streamed_bytes: int
-    loaded_bytes: int
-    copies: int
-    passes: int
-    stall_ms: float
-    prefill_tokens: int
-    decode_tokens: int
-    recomputed_tokens: int
-    prefill_tokens_per_s: float
-    decode_tokens_per_s: float
-    head: HeadStats | None = None
-    draft: DraftStats | None = None
-
-    def as_dict(self) -> dict[str, object]:
-        """All figures by name, derived ones too; under ``draft`` and ``head`` those of drafting, if there was any."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
-
-
-class _Meter:
-    """Adds up what passes cost, by phase."""
-
-    def __init__(self) -> None:
-        self.tokens = {phase: 0 for phase in Phase}
-        self.seconds = {phase: 0.0 for phase in Phase}
-        self.streamed_bytes = 0
-        self.loaded_bytes = 0
-        self.copies = 0
-        self.passes = 0
-        self.stall_ns = 0
-        self.recomputed = 0
-
-    def add(self, phase: Phase, n_tokens: int, seconds: float, before: Traffic, after: Traffic) -> None:
-        self.tokens[phase] += n_tokens
-        self.passes += 1
-        self.seconds[phase] += seconds
-        self.streamed_bytes += after.streamed_bytes - before.streamed_bytes
-        self.loaded_bytes += after.loaded_bytes - before.loaded_bytes
-        self.copies += after.copies - before.copies
-        self.stall_ns += after.stall_ns - before.stall_ns
-
-    def rate(self, phase: Phase, n_tokens: int) -> float:
-        return n_tokens / self.seconds[phase] if self.seconds[phase] > 0 else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +78,7 @@ class TokenSession:
         self._tokens: list[int] = []
         self._ran = bytearray()  # of tokens beside a recurrent state: the phase in which each was run
         self._cancel = CancelFlag()
-        self._meter = _Meter()
+        self._meter = Meter()
         self._ahead: _Ahead | None = None
         self._is_drafting = False  # with the MTP head, which then keeps up with long prompts
         self._call: Call | None = None
