@@ -104,7 +104,7 @@ def test_a_character_is_finished_before_the_end_is_forced(
 ) -> None:
     script = [*model.tokenizer.encode("a🚀"), *model.tokenizer.encode("bcd" * 9)]
     begin = len(model.chat_prompt(ASK, template=model.make_chat_template(QWEN)).ids)
-    monkeypatch.setattr(Sampler, "choose", lambda _, __, position: Choice(script[position - begin], 0.0))
+    monkeypatch.setattr(Sampler, "choose", lambda _, __, position, ___: Choice(script[position - begin], 0.0))
     assert len(script) == 5 + 27
     answer_to(model, session, Reasoning(budget=2), max_tokens=20)
     assert session.answer is not None and session.answer.reasoning == "a🚀"

@@ -11,8 +11,4 @@ kvs_status kvs_cpu_backend_create(kvs_device *device, const kvs_device_desc *des
 /* Highest kvs_isa that this processor and operating system can run. */
 uint32_t kvs_cpu_isa_detect(void);
 
-/* Whether *_avx2.c may run. For what has no device to remember it: asks nothing of the processor, which virtual machines answer in
- * microseconds; the compiler's library asked when it was loaded. */
-bool kvs_cpu_has_avx2(void);
-
 #endif

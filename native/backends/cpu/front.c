@@ -179,7 +179,7 @@ kvs_status kvs_sum_exps(const float *row, uint64_t n, uint32_t isa, float *large
     if (row == NULL || largest == NULL || sum == NULL || isa > KVS_ISA_AVX2) {
         return KVS_EINVAL;
     }
-    const bool has_avx2 = kvs_cpu_has_avx2();
+    const bool has_avx2 = kvs_cpu_isa_detect() >= KVS_ISA_AVX2;
     if (isa == KVS_ISA_AVX2 && !has_avx2) {
         return KVS_EUNSUPPORTED;
     }

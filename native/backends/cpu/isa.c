@@ -45,17 +45,7 @@ uint32_t kvs_cpu_isa_detect(void)
     return has_avx512 ? KVS_ISA_AVX512 : KVS_ISA_AVX2;
 }
 
-bool kvs_cpu_has_avx2(void)
-{
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-}
-
 #else
-
-bool kvs_cpu_has_avx2(void)
-{
-    return false;
-}
 
 uint32_t kvs_cpu_isa_detect(void)
 {
