@@ -665,10 +665,8 @@ class _Generation:
     def _prefill(self, ids: Sequence[int], marks: Sequence[int]) -> NDArray[np.float32]:
         """Logits for the first token."""
         phase = Phase.PREFILL if ids else self._core.rewind()
-        with_front = self._sampler.rows_needed_by is None
-        logits = self._core.forward(
-            ids, phase=phase, on_progress=self._on_progress, marks=marks, with_front=with_front
-        )
+        has_front, progress = self._sampler.rows_needed_by is None, self._on_progress
+        logits = self._core.forward(ids, phase=phase, on_progress=progress, marks=marks, with_front=has_front)
         self._sampler.restore(SamplerState(seed=self._session.seed, tokens=self._core.tokens))
         self._steps.begin(self._sampler)
         row: NDArray[np.float32] = logits[0]

@@ -218,8 +218,9 @@ def front_cases(draw: st.DrawFn) -> tuple[int, Rows, SamplingParams, list[int]]:
     row[rng.random(N_SMALL) < draw(st.sampled_from([0.0, 0.0, 0.5, 0.99]))] = -np.inf
     row[draw(st.integers(0, n - 1))] = draw(st.sampled_from([0.0, -0.0, 1.0, 3.4e38, -3.4e38]))
     row[n:] = draw(st.sampled_from([-np.inf, 1e30]))
-    best = np.argsort(-row[:n], kind="stable")[: draw(st.sampled_from([1, 50, 200]))]
-    history = rng.choice(best, draw(st.sampled_from([0, 5, 64, 150]))).tolist()
+    best = np.argsort(-row[:n], kind="stable")[: draw(st.sampled_from([1, 50, 128, 200]))]
+    length = draw(st.sampled_from([0, 5, 64, 150]))
+    history = (rng.permutation(best)[:length] if draw(st.booleans()) else rng.choice(best, length)).tolist()
     return n, row, draw(settings_for_fronts(n)), history
 
 
