@@ -11,7 +11,7 @@ import random
 from dataclasses import dataclass
 from pathlib import Path
 
-from pykvstream.speculation.controller import Controller
+from pykvstream.speculation.controller import NOTHING, Controller
 
 NGRAM, HEAD = "ngram", "head"
 FIXED = [(None, 0), *((NGRAM, n) for n in (4, 8, 16)), *((HEAD, n) for n in range(1, 9)),
@@ -114,7 +114,8 @@ def controlled(
     while at < len(sequence):
         possible = sequence.possible(at)
         sure = {name: sequence.how_sure(name, at) if with_sure else () for name in (NGRAM, HEAD)}
-        decision = controller.decide(possible, {NGRAM: sure[NGRAM]})
+        is_asking = controller.is_asking()
+        decision = controller.decide(possible, {NGRAM: sure[NGRAM]}) if is_asking else NOTHING
         name, n, n_made = decision.drafter, decision.depth, None
         if name == HEAD:
             is_open = with_sure and sure[HEAD] and controller.knows(HEAD) and not decision.is_probe
@@ -129,7 +130,8 @@ def controlled(
             if is_open:
                 n = controller.worth(HEAD, sure[HEAD][:n])
         took = costs.of_pass(1 + n)
-        controller.observe_pass(1 + n, about(took))
+        if is_asking:
+            controller.observe_pass(1 + n, about(took))
         seconds += took
         n_right = 0
         if name is not None:

@@ -46,17 +46,16 @@ class Steps:
             self._core.obey_cancel()
             return self._at(self._rows, self._window.n_taken)
         self._begin_round()
-        window = None
-        if self._chain is not None:
-            with self._core.span("draft"):
-                window = self._chain.draft(min(self._core.draft_room, n_left - 1))
+        if self._chain is None or not self._chain.is_asking():
+            return self._at(self._one_row(), 0)
+        with self._core.span("draft"):
+            window = self._chain.draft(min(self._core.draft_room, n_left - 1))
         started = perf_counter()
         if window is None:
-            rows = self._core.forward((), phase=Phase.DECODE, with_front=self._with_front)
+            rows = self._one_row()
         else:
             rows = self._core.verify(window.draft.tokens, with_front=self._with_front)
-        if self._chain is not None:
-            self._chain.observe_pass(1 if window is None else len(rows), perf_counter() - started)
+        self._chain.observe_pass(len(rows), perf_counter() - started)
         if window is not None:
             self._rows, self._window = rows, window
         return self._at(rows, 0)
@@ -64,6 +63,10 @@ class Steps:
     def front(self, position: int) -> Front | None:
         """What was found of the row that ``logits`` gave, for the token at a position."""
         return self._core.front(0 if self._window is None else self._window.n_taken, position)
+
+    def _one_row(self) -> NDArray[np.float32]:
+        """The pass of the pending token alone."""
+        return self._core.forward((), phase=Phase.DECODE, with_front=self._with_front)
 
     def _begin_round(self) -> None:
         """The one before ends here: its tokens have been taken."""

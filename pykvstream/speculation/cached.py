@@ -19,6 +19,7 @@ LAX: _Thresholds = ((2, 2, 1, 1), (66, 50, 50, 50))
 STRICT: _Thresholds = ((4, 3, 2, 2), (75, 66, 66, 66))
 """Fewest samples, and the least share in per cent of the token that is taken."""
 _STATIC_WEIGHT = 100
+_NOTHING: Mapping[int, int] = {}
 
 
 class NgramCache:
@@ -62,17 +63,14 @@ class NgramCache:
         """One token after another, until none is likely enough."""
         if len(self._tokens) < STATIC_TOKENS:
             return NO_DRAFT
-        text = self._tokens[-LONGEST:]
+        text = tuple(self._tokens[-LONGEST:])
         drafted: list[int] = []
         sure: list[float] = []
-        while len(drafted) < min(N_DRAFT, n_max):
-            found = self._next(tuple(text))
-            if found is None:
-                break
+        while len(drafted) < min(N_DRAFT, n_max) and (found := self._next(text)) is not None:
             token, how_sure = found
             drafted.append(token)
             sure.append(how_sure)
-            text = [*text, token][-LONGEST:]
+            text = (*text, token)[-LONGEST:]
         return Draft(tuple(drafted), sure=tuple(sure)) if drafted else NO_DRAFT
 
     def judge(self, n_accepted: int) -> None:
@@ -80,13 +78,27 @@ class NgramCache:
 
     def _next(self, text: tuple[int, ...]) -> tuple[int, float] | None:
         """The token that is likely enough, and its share of what was seen and of one more."""
-        corpus = self._static.of(text[-STATIC_TOKENS:])
-        for counts, thresholds in ((self._context, LAX), (self._dynamic, STRICT)):
-            for n in range(len(text), 0, -1):
-                found = _likely(counts.of(text[-n:]), corpus, n, thresholds)
-                if found is not None:
-                    return found
-        return _likely(corpus, {}, STATIC_TOKENS, LAX)
+        corpus = self._static.of(text[-STATIC_TOKENS:]) if self._static else _NOTHING
+        seen = self._seen(text)
+        for n in range(len(seen), 0, -1):
+            found = _likely(seen[n - 1], corpus, n, LAX)
+            if found is not None:
+                return found
+        for n in range(len(text), 0, -1) if self._dynamic else ():
+            found = _likely(self._dynamic.of(text[-n:]), corpus, n, STRICT)
+            if found is not None:
+                return found
+        return _likely(corpus, _NOTHING, STATIC_TOKENS, LAX) if corpus else None
+
+    def _seen(self, text: tuple[int, ...]) -> list[Mapping[int, int]]:
+        """What followed the last token in this text, the last two, and so on: what followed more followed fewer."""
+        seen: list[Mapping[int, int]] = []
+        for n in range(1, len(text) + 1):
+            followers = self._context.of(text[-n:])
+            if not followers:
+                break
+            seen.append(followers)
+        return seen
 
 
 def _likely(
@@ -96,6 +108,9 @@ def _likely(
     if not followers:
         return None
     fewest, least_percent = thresholds[0][n - 1], thresholds[1][n - 1]
+    if len(followers) == 1:
+        ((best, total),) = followers.items()
+        return None if total < fewest else (best, total / (total + 1))
 
     def weight(token: int) -> tuple[int, int]:
         in_corpus = corpus.get(token)

@@ -65,9 +65,12 @@ class Chain:
         self._n_max = n_max
         self._n_min = n_min
         self._controller = controller
-        self._slow = dict(slow or {})
+        names = {drafter.name for drafter in drafters}
+        self._slow = {name: most for name, most in (slow or {}).items() if name in names}
+        self._quick = tuple(drafter for drafter in drafters if drafter.name not in self._slow)
         self._stepping = {drafter.name: drafter for drafter in drafters if isinstance(drafter, StepDrafter)}
         self._tokens: list[int] = []
+        self._n_told = 0  # of these, tokens that the drafters know
         self._counters = {drafter.name: DraftCounter() for drafter in drafters}
         self._n_without = 0
         self._n_judged = 0
@@ -78,33 +81,51 @@ class Chain:
         n_kept = _common_length(self._tokens, tokens)
         if n_kept < len(self._tokens):
             del self._tokens[n_kept:]
-            for drafter in self.drafters:
-                drafter.truncate(n_kept)
+            if n_kept < self._n_told:
+                for drafter in self.drafters:
+                    drafter.truncate(n_kept)
+                self._n_told = n_kept
         self.observe(tokens[n_kept:])
+        self._tell()
         for drafter in self.drafters:
             drafter.begin()
 
     def observe(self, tokens: Sequence[int]) -> None:
         """The text has become longer by these."""
         self._tokens += tokens
-        for drafter in self.drafters:
-            drafter.observe(tokens)
+
+    def _tell(self) -> None:
+        """Drafters learn of the text when they are asked: several tokens at once take little longer than one."""
+        if self._n_told < len(self._tokens):
+            tokens = self._tokens[self._n_told :]
+            for drafter in self.drafters:
+                drafter.observe(tokens)
+            self._n_told = len(self._tokens)
 
     def fork(self, others: Mapping[str, Drafter] | None = None) -> Chain:
         """One that knows the same and goes on alone, with counters of its own; ``others`` take the place of drafters
         that belong to this text."""
+        self._tell()
         known = {} if others is None else others
         drafters = [known[drafter.name] if drafter.name in known else drafter.fork() for drafter in self.drafters]
         controller = None if self._controller is None else self._controller.fork()
         child = Chain(drafters, self._n_max, self._n_min, controller, self._slow)
-        child._tokens = list(self._tokens)
+        child._tokens, child._n_told = list(self._tokens), self._n_told
         return child
+
+    def is_asking(self) -> bool:
+        """Whether there is to be a draft in the round that begins, if anybody has one: to ask takes time too."""
+        if self._controller is None or self._controller.is_asking():
+            return True
+        self._n_without += 1
+        return False
 
     def draft(self, room: int) -> Window | None:
         """A draft of up to ``room`` tokens to be verified, None where nobody has one."""
         n_max = room if self._n_max is None else min(room, self._n_max)
         if self._controller is not None:
             return self._decided(self._controller, n_max)
+        self._tell()
         for drafter in self.drafters if n_max > 0 else ():
             draft = drafter.draft(n_max).cut(n_max)
             if len(draft.tokens) >= max(self._n_min, 1):
@@ -115,27 +136,36 @@ class Chain:
 
     def _decided(self, controller: Controller, n_max: int) -> Window | None:
         """What the controller decides for among the first proposal and the slow drafters."""
-        proposals: dict[str, Draft] = {}
-        possible: dict[str, int] = {}
-        for drafter in self.drafters if n_max > 0 else ():
-            if drafter.name in self._slow:
-                possible[drafter.name] = min(n_max, self._slow[drafter.name])
-            elif not proposals and (draft := drafter.draft(n_max).cut(n_max)).tokens:
-                proposals[drafter.name] = draft
-                possible[drafter.name] = len(draft.tokens)
-        sure = {name: draft.sure for name, draft in proposals.items() if draft.sure is not None}
+        possible = {name: min(n_max, most) for name, most in self._slow.items()} if n_max > 0 else {}
+        started = perf_counter()
+        self._tell()
+        drafter, proposal = self._first_proposal(n_max)
+        controller.observe_asking(perf_counter() - started)
+        sure = None
+        if drafter is not None:
+            possible[drafter.name] = len(proposal.tokens)
+            sure = {drafter.name: proposal.sure or ()}
         decision = controller.decide(possible, sure)
-        for drafter in self.drafters:
-            if drafter.name == decision.drafter:
-                made = proposals.get(drafter.name, NO_DRAFT).cut(decision.depth)
-                n_made = None
-                if drafter.name in self._slow:
-                    made, n_made = self._slow_draft(controller, drafter, decision, possible[drafter.name])
-                if len(made.tokens) >= max(self._n_min, 1):
-                    self._counters[drafter.name].propose(len(made.tokens))
-                    return Window(drafter, made, n_made=n_made)
-        self._n_without += 1
-        return None
+        n_made = None
+        if decision.drafter in self._slow:
+            drafter = next(each for each in self.drafters if each.name == decision.drafter)
+            proposal, n_made = self._slow_draft(controller, drafter, decision, possible[drafter.name])
+        elif decision.drafter is None:
+            proposal = NO_DRAFT
+        made = proposal.cut(decision.depth)
+        if drafter is None or len(made.tokens) < max(self._n_min, 1):
+            self._n_without += 1
+            return None
+        self._counters[drafter.name].propose(len(made.tokens))
+        return Window(drafter, made, n_made=n_made)
+
+    def _first_proposal(self, n_max: int) -> tuple[Drafter | None, Draft]:
+        """Of those whose drafts cost nothing, the first that has one."""
+        for drafter in self._quick if n_max > 0 else ():
+            draft = drafter.draft(n_max)
+            if draft.tokens:
+                return drafter, draft.cut(n_max)
+        return None, NO_DRAFT
 
     def _slow_draft(
         self, controller: Controller, drafter: Drafter, decision: Decision, possible: int
@@ -186,6 +216,7 @@ class Chain:
     @property
     def ngram_counts(self) -> NgramCounts | None:
         """What ``ngram-cache`` counted in this text; None where it does not draft."""
+        self._tell()
         return next((each.context for each in self.drafters if isinstance(each, NgramCache)), None)
 
     @property

@@ -9,7 +9,9 @@ Of a drafter whose drafts take time, which can say so only token by token, it is
 by what its rounds have brought, and after each token whether it goes on: while what further tokens promise is more than
 the rate of the round times what they cost. Of what was drafted, as much is verified as is best then.
 Times are measured. Where nothing pays nothing is drafted. Once in a while a drafter that is not chosen is tried again,
-rarer the longer it has not paid.
+rarer the longer it has not paid, and only while all that trials have lost, against rounds of the best choice, stays
+below a hundredth of the time that has passed and that of a few rounds. To ask drafters takes time too: where nothing
+has paid for a while rounds go by in which nobody is asked, so many that asking takes a hundredth of the time.
 Units: seconds; rows of a pass count the pending token, so that a draft of n tokens takes n + 1.
 Source: the throughput model of spec/model.md, appendix A.
 Holds: ``Controller``, which neither looks at a clock nor draws a number: the same observations give the same choices.
@@ -20,7 +22,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 MOST_DEPTH = 64
 _FORGET = 0.93
@@ -38,6 +40,8 @@ _STALE_SEEN = 4.0
 _FADE = 0.8
 _LEARN = 0.1
 _FIRST_WAIT, _LONGEST_WAIT = 16, 384
+_LOST_ROUNDS, _LOST_SHARE = 3.0, 0.01
+_IDLE_PER_REST, _LONGEST_REST, _ASKING_SHARE = 4, 15, 0.01
 _SURE = (0.15, 0.3, 0.45, 0.6, 0.75, 0.9, 0.97)
 _SURE_FORGET = 0.97
 _SURE_PRIOR = 3.0
@@ -192,6 +196,12 @@ class Controller:
         self._passes: dict[int, _Mean] = {}
         self._is_idle = False
         self._rate = 0.0  # that the newest round promised
+        self._passed = 0.0  # seconds of all passes and drafts
+        self._lost = 0.0  # of these, by trials, against rounds at the rate above
+        self._tried: float | None = None  # seconds that the trial under way has taken so far
+        self._asking = _Mean()
+        self._n_idle = 0  # rounds since a draft was right, or was chosen as what pays
+        self._n_rested = 0  # of these, since drafters were last asked
         self._is_settled = False  # no slow drafter pays, and nothing was seen since
         self.chosen: dict[str, int] = dict.fromkeys((*order, "none"), 0)
 
@@ -199,6 +209,7 @@ class Controller:
         """One that has observed the same and goes on alone, with counters of its own."""
         child = Controller(tuple(self._records), self._slow)
         child._records, child._passes = deepcopy(self._records), deepcopy(self._passes)
+        child._passed, child._lost, child._asking = self._passed, self._lost, replace(self._asking)
         return child
 
     def knows(self, name: str) -> bool:
@@ -207,17 +218,46 @@ class Controller:
 
     def pass_seconds(self, n_rows: int) -> float:
         """What a pass of so many rows takes; 0 before any was measured."""
-        return self._pass_curve(n_rows)[n_rows]
+        known = self._passes.get(n_rows)
+        return self._pass_curve(n_rows)[n_rows] if known is None else known.value
 
     def _pass_curve(self, most: int) -> list[float]:
         return _curve(self._passes, most, _SLOPE_GUESS)
 
+    def is_asking(self) -> bool:
+        """Whether drafters are to be asked in this round; where they are not, nobody drafts in it, and nobody need tell
+        of its pass."""
+        enough = self._asking.value / _ASKING_SHARE
+        plain = self.pass_seconds(1)
+        rest = min(self._n_idle // _IDLE_PER_REST, _LONGEST_REST, int(enough / plain) if plain > 0.0 else 0)
+        if self._n_rested >= rest:
+            return True
+        self._n_rested += 1
+        self._n_idle += 1
+        self._passed += plain
+        self.chosen["none"] += 1
+        return False
+
     def decide(self, possible: Mapping[str, int], sure: Mapping[str, Sequence[float]] | None = None) -> Decision:
         """``possible``: how many tokens each drafter could draft in this round; ``sure``: how sure it is of each, where
         that is known beforehand."""
-        decision = self._decide(possible, sure or {})
+        decision = NOTHING if self._rests(possible) else self._decide(possible, sure or {})
         self.chosen[decision.drafter or "none"] += 1
+        self._n_idle = self._n_idle + 1 if decision.drafter is None or decision.is_probe else 0
+        self._n_rested = 0
         return decision
+
+    def _rests(self, possible: Mapping[str, int]) -> bool:
+        """Whether nothing can have changed since nothing paid, and nobody is to be tried yet."""
+        if not self._is_settled or not self._slow.issuperset(possible):
+            return False
+        records = [record for name, n in possible.items() if n > 0 and (record := self._records[name])]
+        n_rounds = 1 + self._n_rested
+        if any(record.until_probe <= n_rounds for record in records):
+            return False
+        for record in records:
+            record.until_probe -= n_rounds
+        return True
 
     def goes_on(self, name: str, sure: Sequence[float], possible: int) -> bool:
         """Whether a draft whose tokens are so sure is worth another step, up to ``possible`` tokens in all."""
@@ -257,7 +297,9 @@ class Controller:
         if best.drafter is not None:
             record = self._records[best.drafter]
             record.wait, record.until_probe = _FIRST_WAIT, _FIRST_WAIT
-        return self._probe(possible, best) or best
+        probe = self._probe(possible, best)
+        self._tried = None if probe is None else 0.0
+        return probe or best
 
     def _most(self, name: str, possible: Mapping[str, int], most: int) -> int:
         is_unknown = name in self._slow and not self._records[name].seconds
@@ -269,13 +311,20 @@ class Controller:
             depth = self._most(name, possible, _SLOW_PROBE_DEPTH if name in self._slow else _PROBE_DEPTH)
             if depth == 0 or name == best.drafter:
                 continue
-            record.until_probe -= 1
-            if record.until_probe <= 0:
+            record.until_probe -= 1 + self._n_rested
+            if record.until_probe <= 0 and self._may_lose(record, depth):
                 record.until_probe = record.wait
                 record.wait = min(2 * record.wait, _LONGEST_WAIT)
                 record.fade()
                 return Decision(name, depth, is_probe=True)
         return None
+
+    def _may_lose(self, record: _Record, depth: int) -> bool:
+        """Whether a trial, were all of it wrong, would keep what trials have lost within bounds."""
+        round_seconds = 1.0 / self._rate
+        seconds = self.pass_seconds(1 + depth) + record.draft_seconds(depth)[depth]
+        allowed = _LOST_ROUNDS * round_seconds + _LOST_SHARE * self._passed
+        return self._lost + seconds - round_seconds <= allowed
 
     def observe(
         self, name: str, n_drafted: int, n_right: int, sure: Sequence[float] = (), n_made: int | None = None
@@ -284,6 +333,11 @@ class Controller:
         next round tries again. ``n_made``: tokens that were made, where that was decided token by token."""
         record = self._records[name]
         self._is_settled = False
+        if n_right > 0:
+            self._n_idle = 0
+        if self._tried is not None:
+            self._lost += self._tried - (1 + n_right) / self._rate
+            self._tried = None
         record.observe(n_drafted, n_right, sure)
         if n_made is not None:
             record.observe_round(1 + n_right, self.pass_seconds(1 + n_drafted) + record.draft_seconds(n_made)[n_made])
@@ -292,8 +346,20 @@ class Controller:
 
     def observe_pass(self, n_rows: int, seconds: float) -> None:
         """A pass was run."""
-        self._passes.setdefault(n_rows, _Mean()).add(seconds)
+        mean = self._passes.setdefault(n_rows, _Mean())
+        mean.add(seconds)
+        self._spend(mean.value)
+
+    def observe_asking(self, seconds: float) -> None:
+        """To ask drafters for proposals that cost nothing took so long."""
+        self._asking.add(seconds)
 
     def observe_draft(self, name: str, n_drafted: int, seconds: float) -> None:
         """A draft was made."""
         self._records[name].seconds.setdefault(n_drafted, _Mean()).add(seconds)
+        self._spend(seconds)
+
+    def _spend(self, seconds: float) -> None:
+        self._passed += seconds
+        if self._tried is not None:
+            self._tried += seconds

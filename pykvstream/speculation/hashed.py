@@ -30,6 +30,7 @@ class NgramMod:
 
     def __init__(self, n_match: int, n_min: int, n_max: int, *, table_size: int = TABLE_SIZE) -> None:
         self._n = n_match
+        self._drop = pow(MULTIPLIER, n_match, 1 << 64)
         self._n_min = n_min
         self._n_max = n_max
         self._tokens: list[int] = []
@@ -56,7 +57,7 @@ class NgramMod:
     def fork(self) -> NgramMod:
         """One that goes on alone."""
         child = NgramMod.__new__(NgramMod)
-        child._n, child._n_min, child._n_max = self._n, self._n_min, self._n_max
+        child._n, child._n_min, child._n_max, child._drop = self._n, self._n_min, self._n_max, self._drop
         child._tokens = list(self._tokens)
         child._table = self._table.copy()
         child._n_added, child._n_low, child._n_drafted = self._n_added, self._n_low, 0
@@ -71,12 +72,12 @@ class NgramMod:
         if n_windows - self._n_added >= NEW_TOKENS:
             self._add(self._n_added, n_windows)
         window = self._tokens[-self._n :]
-        drop = pow(MULTIPLIER, self._n, 1 << 64)
         name = 0
         for token in window:
             name = (name * MULTIPLIER + token) & _WORD
+        table, size, drop = self._table, self._table.size, self._drop
         for i in range(self._n_max):
-            token = int(self._table[name % self._table.size])
+            token = int(table[name % size])
             if token == _EMPTY:
                 break
             name = (name * MULTIPLIER + token - window[i] * drop) & _WORD

@@ -60,6 +60,10 @@ class Occurrences:
         child._latest = dict(self._latest)
         return child
 
+    def is_new(self, place: int) -> bool:
+        """Whether the n-gram at ``place`` has no earlier place; True may be missed where two share a hash."""
+        return self._previous[place] < 0
+
     def before(self, place: int) -> Iterator[int]:
         """The earlier places of the n-gram at ``place``, newest first."""
         wanted = self.tokens[place : place + self._n]

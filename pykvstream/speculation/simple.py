@@ -42,7 +42,7 @@ class NgramSimple:
         """What followed at the latest earlier place, if as much as was compared follows there."""
         tokens, n = self._text.tokens, self._n
         n_before = len(tokens) - 1
-        if n_before <= n + self._m + 1:
+        if n_before <= n + self._m + 1 or self._text.is_new(len(tokens) - n):
             return NO_DRAFT
         for at in self._text.before(len(tokens) - n):
             if at <= n_before - n - 1:

@@ -3,10 +3,10 @@
     python tests/bench/drafting.py [--model demo] [--mtp] [--tokens 160] [--rounds 3] [--threads 2] [--cpu-time]
 
 Three tasks: a text that is copied with one word changed, the same at temperature 0.7, and a text that does not repeat
-itself. In each round every drafter and plain decoding run in turn, so that what disturbs the machine disturbs all
-alike; what is printed is the median of the ratios of one round, and which share that is of what the passes alone
-would allow. It ends with 1 where any text is not that of plain
-decoding.
+itself. Every drafter has a model of its own, with drafts as long as it makes them and with ``auto``, and in each round
+all of them and plain decoding answer side by side, a few tokens of each in turn. Printed are medians over the rounds:
+the ratio to plain decoding, and which share that is of the limit, tokens per pass times the time of a plain pass over
+that of one with a draft, all of them passes of that very answer. It ends with 1 where a text is not the plain one.
 """
 
 from __future__ import annotations
@@ -16,13 +16,17 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from pykvstream import Model, NgramSize, Phase, SamplingParams, Session, SpeculationParams
 from pykvstream.speculation import DRAFTERS, HEAD_DRAFTER, ModSize
 from pykvstream.speculation.params import AUTO
+from pykvstream.speculation.stats import DraftStats
+from tests.bench.turns import take_turns
 
 TEXT = Path(__file__).resolve().parents[2] / "tools/demo_text.txt"
 SIZES = {
@@ -46,52 +50,76 @@ def tasks() -> dict[str, tuple[str, SamplingParams]]:
     }
 
 
-def speculation_of(types: tuple[str, ...]) -> SpeculationParams | None:
-    """``auto`` among the names: a controller decides."""
-    names = tuple(name for name in types if name != AUTO)
-    n_max = AUTO if AUTO in types else None
-    return SpeculationParams(types=names, draft_n_max=n_max, **SIZES) if types else None  # type: ignore[arg-type]
+def choices(*, with_head: bool) -> dict[str, SpeculationParams | None]:
+    """By name: nothing, each drafter alone with its own bound and with ``auto``, all of them either way."""
+    names = (*DRAFTERS, HEAD_DRAFTER) if with_head else DRAFTERS
+    made: dict[str, SpeculationParams | None] = {"none": None}
+    for label, types in (*((name, (name,)) for name in names), ("all", names)):
+        for suffix, n_max in (("", None), (", auto", AUTO)):
+            made[label + suffix] = SpeculationParams(types=types, draft_n_max=n_max, **SIZES)  # type: ignore[arg-type]
+    return made
 
 
-def answer(
-    session: Session,
+class Watch:
+    """Seconds in the passes of a session's decoding."""
+
+    def __init__(self, session: Session, clock: Callable[[], float]) -> None:
+        self.seconds = 0.0
+        self._clock = clock
+        core = session._core
+        core.forward = self._timed(core.forward)  # type: ignore[method-assign]
+        core.verify = self._timed(core.verify)  # type: ignore[method-assign]
+
+    def _timed(self, run: Callable[..., object]) -> Callable[..., object]:
+        def timed(*args: object, **named: object) -> object:
+            started = self._clock()
+            rows = run(*args, **named)
+            if named.get("phase", Phase.DECODE) is Phase.DECODE:
+                self.seconds += self._clock() - started
+            return rows
+
+        return timed
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a choice did in one round: seconds in all and in passes, tokens, and what its drafts were."""
+
+    seconds: float
+    in_passes: float
+    tokens: tuple[int, ...]
+    draft: DraftStats | None
+
+    def ratio(self, plain: Told) -> float:
+        return plain.seconds / self.seconds
+
+    def share(self, plain: Told) -> float:
+        return self.ratio(plain) * self.in_passes / plain.in_passes
+
+
+def one_round(
+    models: dict[str, Model],
+    speculation: dict[str, SpeculationParams | None],
     prompt: str,
     params: SamplingParams,
     n_tokens: int,
-    types: tuple[str, ...],
     clock: Callable[[], float],
-) -> float:
-    """Seconds from the first token to the last."""
-    speculation = speculation_of(types)
-    pieces = session.generate(
-        prompt, max_tokens=n_tokens, params=params, ignore_eos=True, speculation=speculation
-    )
-    next(pieces)
-    started = clock()
-    for _ in pieces:
-        pass
-    return clock() - started
-
-
-def row_seconds(model: Model, n_rows: int, prompt: str, clock: Callable[[], float]) -> float:
-    """Median time of a decode pass of so many rows behind the prompt."""
-    times = []
-    with model.session() as session:
-        session.forward(model.tokenizer.encode(prompt), logits="none")
-        n_tokens = len(session.tokens)
-        for _ in range(5):
-            started = clock()
-            session.forward([1000 + i for i in range(n_rows)], logits="all", phase=Phase.DECODE)
-            times.append(clock() - started)
-            session.truncate(n_tokens)
-    return statistics.median(times)
-
-
-def limit(histogram: tuple[int, ...], n_tokens: int, passes: dict[int, float]) -> float:
-    """How much faster the passes alone are than one for each token: what drafts would bring if they cost nothing."""
-    widths, seconds = list(passes), list(passes.values())
-    took = sum(n * float(np.interp(1 + depth, widths, seconds)) for depth, n in enumerate(histogram))
-    return n_tokens * passes[1] / took if took else 1.0
+) -> dict[str, Told]:
+    """All choices side by side."""
+    with ExitStack() as stack:
+        sessions = {name: stack.enter_context(model.session(seed=1)) for name, model in models.items()}
+        watches = {name: Watch(session, clock) for name, session in sessions.items()}
+        pieces = {
+            name: session.generate(
+                prompt, max_tokens=n_tokens, params=params, ignore_eos=True, speculation=speculation[name]
+            )
+            for name, session in sessions.items()
+        }
+        seconds = take_turns(pieces, clock)
+        return {
+            name: Told(seconds[name], watches[name].seconds, session.tokens, session.stats.draft)
+            for name, session in sessions.items()
+        }
 
 
 def main() -> int:
@@ -103,40 +131,34 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
-    names = (*DRAFTERS, HEAD_DRAFTER) if options.mtp else DRAFTERS
-    kinds = ((), *((name,) for name in names), names, (*names, AUTO))
+    speculation = choices(with_head=options.mtp)
     clock = time.process_time if options.cpu_time else time.perf_counter
-    with Model.open(
-        options.model, ctx_size=2048, threads=options.threads, ubatch_size=64, mtp=options.mtp
-    ) as model:
+    with ExitStack() as stack:
+        models = {
+            name: stack.enter_context(
+                Model.open(options.model, ctx_size=2048, threads=options.threads, ubatch_size=64, mtp=options.mtp)
+            )
+            for name in speculation
+        }
         print(f"{options.model}, {options.threads} threads, {options.tokens} tokens, median of {options.rounds} rounds")
         for task, (prompt, params) in tasks().items():
-            passes = {n: row_seconds(model, n, prompt, clock) for n in (1, 4, 8, 17)}
-            widths = " ".join(f"{n}: {seconds * 1e3:.1f} ms" for n, seconds in passes.items())
-            print(f"\n{task} (rows of a pass: {widths})")
-            print(f"{'drafter':>16}{'tokens/s':>10}{'ratio':>7}{'tokens/step':>13}{'accepted':>16}{'of limit':>10}")
-            seconds: dict[tuple[str, ...], list[float]] = {types: [] for types in kinds}
-            texts, told = {}, {}
-            for _ in range(options.rounds):
-                for types in kinds:
-                    with model.session(seed=1) as session:
-                        seconds[types].append(answer(session, prompt, params, options.tokens, types, clock))
-                        texts[types] = session.tokens
-                        told[types] = session.stats.draft
-            for types in kinds:
-                ratio = statistics.median(a / b for a, b in zip(seconds[()], seconds[types], strict=True))
-                rate = (options.tokens - 1) / statistics.median(seconds[types])
-                name = "none" if not types else types[0] if len(types) == 1 else AUTO if AUTO in types else "all"
-                draft = told[types]
-                n_steps = options.tokens - 1 if draft is None else sum(draft.depth_histogram)
+            rounds = [
+                one_round(models, speculation, prompt, params, options.tokens, clock) for _ in range(options.rounds)
+            ]
+            print(f"\n{task}")
+            print(f"{'drafter':>20}{'tokens/s':>10}{'ratio':>7}{'of limit':>10}{'tokens/pass':>13}{'accepted':>16}")
+            for name in speculation:
+                ratio = statistics.median(told[name].ratio(told["none"]) for told in rounds)
+                share = statistics.median(told[name].share(told["none"]) for told in rounds)
+                rate = (options.tokens - 1) / statistics.median(told[name].seconds for told in rounds)
+                draft = rounds[-1][name].draft
+                n_passes = options.tokens - 1 if draft is None else sum(draft.depth_histogram)
                 of = "" if draft is None else f"{draft.accepted} of {draft.proposed}"
-                per_step = (options.tokens - 1) / n_steps
-                most = 1.0 if draft is None else limit(draft.depth_histogram, options.tokens - 1, passes)
-                share = "" if draft is None else f"{ratio / most:.2f}"
-                print(f"{name:>16}{rate:10.1f}{ratio:7.2f}{per_step:13.2f}{of:>16}{share:>10}", flush=True)
-                if texts[types] != texts[()]:
-                    print(f"{name}: another text", file=sys.stderr)
-                    return 1
+                per_pass = (options.tokens - 1) / n_passes
+                print(f"{name:>20}{rate:10.1f}{ratio:7.2f}{share:10.2f}{per_pass:13.2f}{of:>16}", flush=True)
+            if any(told[name].tokens != told["none"].tokens for told in rounds for name in speculation):
+                print("another text", file=sys.stderr)
+                return 1
     return 0
 
 

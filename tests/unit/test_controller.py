@@ -262,3 +262,64 @@ def test_no_recorded_answer_is_slower_than_without_drafts(name: str) -> None:
 def test_drafts_that_are_never_right_cost_next_to_nothing() -> None:
     wrong = Sequence((0,) * 2000, (4,) * 2000, (0,) * 2000)
     assert controlled(wrong, COSTS, noise=0.1)[0] <= 1.03 * fixed(wrong, COSTS, None, 0)
+
+
+@pytest.mark.parametrize(("share_of_pass", "n_rest"), [(0.0, 0), (0.005, 0), (0.04, 4), (0.5, 15)])
+def test_where_nothing_pays_asking_takes_a_hundredth_of_the_time(share_of_pass: float, n_rest: int) -> None:
+    made = Controller((NGRAM,))
+    made.observe_pass(1, 1.0)
+    asked = []
+    for i in range(600):
+        if made.is_asking():
+            asked.append(i)
+            made.observe_asking(share_of_pass)
+            assert made.decide({}) == NOTHING
+            made.observe_pass(1, 1.0)
+    gaps = [b - a - 1 for a, b in pairwise(asked)]
+    assert gaps[:4] == [0, 0, 0, min(1, n_rest)]
+    assert gaps == sorted(gaps) and gaps[-1] == n_rest
+    assert made.chosen == {NGRAM: 0, "none": 600}
+
+
+def test_a_draft_that_was_right_ends_the_rest() -> None:
+    made = timed((NGRAM,))
+    for _ in range(200):
+        if made.is_asking():
+            made.observe_asking(0.5)
+            made.decide({})
+    while not made.is_asking():
+        pass
+    decision = made.decide({NGRAM: 4})
+    assert decision.drafter == NGRAM
+    made.observe(NGRAM, decision.depth, decision.depth)
+    assert all(made.is_asking() for _ in range(4))
+
+
+def test_trials_lose_a_few_rounds_and_a_hundredth_of_the_time() -> None:
+    """A head whose drafts take as long as ten passes and are never right."""
+    costs = Costs(COSTS.passes, begin=9 * COSTS.of_pass(1), step=COSTS.of_pass(1))
+    for n in (300, 1000, 3000):
+        wrong = Sequence((0,) * n, (0,) * n, (0,) * n)
+        plain = fixed(wrong, costs, None, 0)
+        # The first trial is made before it is known what it costs.
+        assert controlled(wrong, costs)[0] - plain <= 12 * COSTS.of_pass(1) + 0.012 * plain
+
+
+def test_drafters_that_rest_are_told_afterwards() -> None:
+    """Rounds of a rest take no time of drafters; the next one that asks tells them all that was said."""
+    drafter = Fixed("quick")
+    told: list[object] = []
+    drafter.observe = told.append  # type: ignore[method-assign]
+    made = Chain([drafter], controller=Controller(("quick",)))
+    made.observe_pass(1, 1e-9)
+    for token in range(300):
+        if made.is_asking():
+            assert made.draft(8) is None
+        made.observe((token,))
+    n_asked = drafter.asked
+    assert 20 < n_asked < 60
+    while not made.is_asking():
+        pass
+    made.draft(8)
+    assert drafter.asked == n_asked + 1 and [t for tokens in told for t in tokens] == list(range(300))  # type: ignore[attr-defined]
+    assert made.stats.depth_histogram[0] == sum(made.stats.decided.values())  # type: ignore[union-attr]

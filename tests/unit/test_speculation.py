@@ -128,7 +128,12 @@ def test_an_answer_begins_from_what_both_texts_have_in_common() -> None:
         chain.begin(text)
         assert drafter.text == text
     chain.observe((8,))
-    assert drafter.text == [8] and drafter.n_begun == 5
+    chain.observe((9,))
+    assert drafter.text == [] and drafter.n_begun == 5
+    assert chain.draft(1) is not None and drafter.text == [8, 9]
+    chain.observe((7,))
+    chain.begin([8, 6])
+    assert drafter.text == [8, 6]
 
 
 def test_stats_tell_drafters_and_indices_apart() -> None:
