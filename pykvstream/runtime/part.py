@@ -218,7 +218,7 @@ class Part:
 
     def observe(self) -> None:
         """Let the policy learn from the pass that has ended."""
-        if self._active_placer is not None:
+        if self._active_placer is not None and self._active_placer.is_watching:
             self._active_placer.observe(self.device.load_ns, self.pager.info, time.perf_counter())
 
     def abandon(self) -> None:

@@ -35,10 +35,13 @@ class Placer:
         self._feedback: Feedback | None = None
         self._timing: Timing | None = None
         self._seen: tuple[int, PagerInfo, float] | None = None
+        self.is_watching = True  # the newest pass may have streamed something that the policy learns from
 
     def prepare(self, active_pages: int, n_rows: int) -> None:
         """Before a decode pass that reaches ``active_pages``: place anew where the policy says so."""
-        if active_pages <= self._state.lowest_resident and self._feedback is None:
+        self.is_watching = active_pages > self._state.lowest_resident or self._feedback is not None
+        if not self.is_watching:
+            self._seen = None
             return
         self._passes += 1
         if active_pages == self._reached and self._passes < PASSES_PER_EVALUATION:
@@ -54,7 +57,8 @@ class Placer:
         self._state = decision.next
 
     def observe(self, load_ns: int, pager: PagerInfo, now: float) -> None:
-        """After a decode pass: nanoseconds of copies to the device, the pager's counters, and the clock (seconds)."""
+        """After a decode pass that was to be watched: nanoseconds of copies to the device, the pager's counters, and
+        the clock (seconds)."""
         if self._seen is not None and pager.waves > self._seen[1].waves:
             before_ns, before_pager, before = self._seen
             copy_seconds = (load_ns - before_ns) / 1e9

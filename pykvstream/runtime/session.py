@@ -377,9 +377,11 @@ class TokenSession:
 
     def _ends(self, n_cached: int, n_tokens: int, phase: Phase, marks: Sequence[int]) -> frozenset[int]:
         """Where passes end so that a state can be kept: on the grid before marks and before a prompt's last token."""
+        lost = self._ran[n_cached:]
+        if not (lost or marks or phase is not Phase.DECODE):
+            return frozenset()
         if not (self._context.is_recurrent and self._target.keeps_states):
             return frozenset()
-        lost = self._ran[n_cached:]
         runs = lost + bytes([phase.value]) * (n_tokens - n_cached - len(lost)) + bytes([Phase.DECODE.value])
         lasts = [n_cached + i for i in range(len(runs) - 1) if runs[i] < runs[i + 1]]
         return frozenset(grid_point(at) for at in (*lasts, *marks) if 0 < at < n_tokens)

@@ -447,6 +447,8 @@ class Target:
 
 def as_tokens(tokens: object, n_vocab: int) -> NDArray[np.uint32]:
     """Token ids as the core wants them. Raises ``InvalidArgument`` naming the first that is not in the vocabulary."""
+    if isinstance(tokens, list | tuple) and all(type(token) is int and 0 <= token < n_vocab for token in tokens):
+        return np.array(tokens, np.uint32)
     given = np.asarray(require_token_ids(tokens))
     if given.ndim != 1 or (given.size and given.dtype.kind not in "iuO"):
         raise InvalidArgument(f"token ids must be integers in one dimension, got {given.dtype} {given.shape}")

@@ -92,3 +92,20 @@ def test_policy_is_asked_once_in_some_passes_while_the_history_stays_within_its_
         bench.take_pass()
         bench.placer.prepare(50, 1)
     assert len(policy.told) == 3
+
+
+def test_passes_whose_pages_are_all_resident_are_not_watched(policy: Policy) -> None:
+    bench = Bench()
+    fits = bench.placer._state.lowest_resident
+    assert fits > 0
+    bench.placer.prepare(fits + 1, 1)
+    assert bench.placer.is_watching
+    bench.take_pass()
+    bench.placer.prepare(fits, 1)
+    assert not bench.placer.is_watching
+    # What was seen before the pause is no measure of the pass behind it.
+    bench.placer.prepare(fits + 1, 1)
+    assert bench.placer.is_watching
+    bench.take_pass()
+    bench.prepare()
+    assert policy.told[-1].feedback is None
