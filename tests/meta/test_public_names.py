@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 from collections.abc import Iterator
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 
@@ -17,6 +18,7 @@ def modules() -> list[Path]:
     return sources(PACKAGE, suffixes=(".py",))
 
 
+@cache
 def public_definitions() -> dict[str, bool]:
     """Map each public class and function outside the command line to whether it has a docstring.
 

@@ -172,10 +172,15 @@ MANY_ORDERS = ("two layers, ring of two", "a second pass")
 """Hours under a sanitizer, which sees the same code in the others."""
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[pytest.mark.exhaustive] if name in MANY_ORDERS else []) for name in SMALL],
-)
+MOST_ORDERS = MANY_ORDERS[1]
+"""Takes minutes: `make deep` runs it."""
+
+
+def marks_of(name: str) -> list[pytest.MarkDecorator]:
+    return [pytest.mark.exhaustive] * (name in MANY_ORDERS) + [pytest.mark.slow] * (name == MOST_ORDERS)
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=marks_of(name)) for name in SMALL])
 def test_every_order_of_a_small_pass_gives_the_resident_bits(folder: Path, name: str) -> None:
     n_layers, n_prompt, ring_slots, program = SMALL[name]
     with pair(folder, n_layers, n_prompt, ring_slots, program) as (run, streams):
