@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from pykvstream.runtime.session import TokenSession
 from pykvstream.sampling import Candidates, Distribution, Sampler, distribution_of, top_candidates
-from pykvstream.speculation import HEAD_DRAFTER, NO_DRAFT, Draft, GoesOn, SpeculationParams
+from pykvstream.speculation import HEAD_DRAFTER, Draft, GoesOn, SpeculationParams
 from pykvstream.speculation.drafter import Weights
 
 DEFAULT_N_MAX = 3
@@ -78,8 +78,8 @@ class MtpDrafter:
             made.sure.append(sureness(logits, token, candidates))
             return token if len(made.tokens) < most and goes_on(made.sure) else None
 
-        self._core.draft(most, choose)
-        return made.draft()
+        late_seconds = self._core.draft(most, choose)
+        return made.draft(late_seconds)
 
     def _choose(self, logits: NDArray[np.float32], position: int, made: _Made) -> tuple[int, Candidates | None]:
         sampler = self._sampler
@@ -109,15 +109,16 @@ class _Made:
         self.shared: list[Weights] = []
         self.sure: list[float] = []
 
-    def draft(self) -> Draft:
+    def draft(self, late_seconds: float) -> Draft:
         n = len(self.tokens)
         if n == 0:
-            return NO_DRAFT
+            return Draft(late_seconds=late_seconds)
         return Draft(
             tuple(self.tokens),
             tuple(self.weights[:n]) if self.weights else None,
             tuple(self.shared[:n]) if self.shared else None,
             tuple(self.sure) if self.sure else None,
+            late_seconds,
         )
 
 

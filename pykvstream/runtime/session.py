@@ -148,9 +148,10 @@ class TokenSession:
             return 0
         return min(self._target.blueprint.tape(Phase.DECODE).max_rows - 1, self._ctx_tokens - len(self._tokens))
 
-    def draft(self, n_max: int, choose: Chooser) -> None:
+    def draft(self, n_max: int, choose: Chooser) -> float:
         """Let the MTP head guess up to ``n_max`` tokens behind the pending one, each of them chosen by ``choose``.
 
+        Returns the seconds in which it caught up with rounds that had no draft: later drafts do not take them again.
         The conversation does not change, whatever fails. Raises ``Unsupported`` where the model has no head at work.
         """
         with self._target.turn:
@@ -159,18 +160,22 @@ class TokenSession:
             self._is_drafting = True
             n_cached, n_left = self.n_cached, min(n_max, self.draft_room)
             if n_left < 1:
-                return
+                return 0.0
             started = time.perf_counter()
+            late_seconds = 0.0
             self._target.enter(Phase.DECODE)
             try:
                 with ExitStack() as stack:
-                    with self._target.span("catch up", rows=known.n_behind(n_cached)):
+                    n_behind = known.n_behind(n_cached)
+                    with self._target.span("catch up", rows=n_behind):
                         stack.enter_context(head.drafting(known, self._tokens, n_cached, n_left, self._cancel))
+                    if n_behind > self._target.blueprint.tape(Phase.DECODE).max_rows:
+                        late_seconds = time.perf_counter() - started
                     token: int | None = self._tokens[-1]
                     hidden = head.pending(known, n_cached)
                     for position in range(n_cached, n_cached + n_left):
                         if token is None:
-                            return
+                            break
                         with self._target.span("draft step", behind=position):
                             logits, hidden = head.step(known, token, hidden, position, self._cancel)
                         token = choose(logits, position + 1)
@@ -180,6 +185,7 @@ class TokenSession:
                 raise
             finally:
                 self._meter.seconds[Phase.DECODE] += time.perf_counter() - started
+            return late_seconds
 
     @property
     def timeline(self) -> Timeline | None:

@@ -176,13 +176,13 @@ class Chain:
         stepping = None if decision.is_probe or not controller.knows(name) else self._stepping.get(name)
         if stepping is None:
             made = drafter.draft(decision.depth)
-            controller.observe_draft(name, decision.depth, perf_counter() - started)
+            controller.observe_draft(name, decision.depth, perf_counter() - started, made.late_seconds)
             return made, None
         made = stepping.draft_while(possible, lambda sure: controller.goes_on(name, sure, possible))
         n_made = len(made.tokens)
         if n_made == 0 or made.sure is None:
             return made, None
-        controller.observe_draft(name, n_made, perf_counter() - started)
+        controller.observe_draft(name, n_made, perf_counter() - started, made.late_seconds)
         return made.cut(controller.worth(name, made.sure)), n_made
 
     def observe_pass(self, n_rows: int, seconds: float) -> None:

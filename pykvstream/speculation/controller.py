@@ -354,12 +354,17 @@ class Controller:
         """To ask drafters for proposals that cost nothing took so long."""
         self._asking.add(seconds)
 
-    def observe_draft(self, name: str, n_drafted: int, seconds: float) -> None:
-        """A draft was made."""
-        self._records[name].seconds.setdefault(n_drafted, _Mean()).add(seconds)
-        self._spend(seconds)
+    def observe_draft(self, name: str, n_drafted: int, seconds: float, late_seconds: float = 0.0) -> None:
+        """A draft was made. ``late_seconds``: what of the time drafts in every round would have spread over all.
 
-    def _spend(self, seconds: float) -> None:
+        Before the first draft that is the prompt's, and no trial's fault.
+        """
+        record = self._records[name]
+        is_first = not record.seconds
+        record.seconds.setdefault(n_drafted, _Mean()).add(seconds - late_seconds)
+        self._spend(seconds, seconds - late_seconds if is_first else seconds)
+
+    def _spend(self, seconds: float, tried: float | None = None) -> None:
         self._passed += seconds
         if self._tried is not None:
-            self._tried += seconds
+            self._tried += seconds if tried is None else tried

@@ -23,12 +23,14 @@ class Draft:
 
     ``shared``: for each the distribution of a choice by the noise that the target's choice is made by too, where it is
     known. ``sure``: how sure the drafter is of each, from 0 to 1, where it says so; only the order of these matters.
+    ``late_seconds``: of the time that it took, what rounds without drafts had left undone.
     """
 
     tokens: tuple[int, ...] = ()
     weights: tuple[Weights, ...] | None = None
     shared: tuple[Weights, ...] | None = None
     sure: tuple[float, ...] | None = None
+    late_seconds: float = 0.0
 
     def cut(self, n_tokens: int) -> Draft:
         """The first tokens of it."""

@@ -470,3 +470,12 @@ def test_a_head_of_another_model_is_refused(tmp_path: Path, name: str) -> None:
     trunk, head = write_apart(tmp_path, MTP, **keys)
     with pytest.raises(error, match=words):
         Model.open(trunk, ctx_size=256, mtp_file=head)
+
+
+def test_catching_up_with_a_prompt_is_told_apart_from_drafting(model: Model) -> None:
+    with model.session() as session:
+        session.forward([(7 * i) % 250 for i in range(140)])
+        session._core.push(9)
+        first = session._core.draft(2, lambda logits, position: int(logits.argmax()))
+        second = session._core.draft(2, lambda logits, position: int(logits.argmax()))
+        assert first > 0.0 and second == 0.0

@@ -323,3 +323,26 @@ def test_drafters_that_rest_are_told_afterwards() -> None:
     made.draft(8)
     assert drafter.asked == n_asked + 1 and [t for tokens in told for t in tokens] == list(range(300))  # type: ignore[attr-defined]
     assert made.stats.depth_histogram[0] == sum(made.stats.decided.values())  # type: ignore[union-attr]
+
+
+def test_catching_up_is_no_part_of_what_a_draft_takes() -> None:
+    """Of the first draft it is the prompt's; of a later trial it counts as lost, but not as what drafts take."""
+    made = Controller((HEAD,), frozenset((HEAD,)))
+    made.observe_pass(1, 1.0)
+    made.observe_pass(2, 1.9)
+    lost = []
+    for _ in range(2000):
+        decision = made.decide({HEAD: 1})
+        if decision.drafter is not None:
+            before = made._lost
+            made.observe_draft(HEAD, 1, 5.25, late_seconds=5.0)
+            made.observe_pass(2, 1.9)
+            made.observe(HEAD, 1, 0)
+            assert made._records[HEAD].draft_seconds(1)[1] == pytest.approx(0.25)
+            if decision.is_probe:
+                lost.append(made._lost - before)
+        else:
+            made.observe_pass(1, 1.0)
+    first, *others = lost
+    assert first == pytest.approx(1.9 + 0.25 - 0.99, abs=0.02) and others
+    assert others == pytest.approx([first + 5.0] * len(others))
