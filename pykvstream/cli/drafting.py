@@ -87,7 +87,12 @@ def add_drafting(parser: argparse.ArgumentParser) -> None:
 
 
 def _n_max(text: str) -> int | str:
-    return text if text in (AUTO, _OWN_BOUND) else integer(1, MOST_DRAFTED)(text)
+    if text in (AUTO, _OWN_BOUND):
+        return text
+    try:
+        return integer(1, MOST_DRAFTED)(text)
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f"{error}; or {AUTO}, or {_OWN_BOUND}") from None
 
 
 def _types(text: str) -> tuple[str, ...]:

@@ -96,12 +96,16 @@ class Target:
     @property
     def turn(self) -> threading.RLock:
         """What is held by whoever runs or changes a sequence. Raises ``Unsupported`` in a fork of the process."""
+        self.require_own()
+        return self._turn
+
+    def require_own(self) -> None:
+        """Raises ``Unsupported`` in a fork of the process."""
         if self.is_forked:
             raise Unsupported(
                 f"the model was opened by process {self._process}, and process {os.getpid()} is a fork of it:"
                 " open the model after the fork"
             )
-        return self._turn
 
     @property
     def is_forked(self) -> bool:
@@ -225,6 +229,7 @@ class Target:
 
     def context(self, ctx_tokens: int) -> Context:
         """An empty sequence. Its history grows in host memory as it is written; a recurrent state is all there."""
+        self.require_own()
         self.require_open()
         require_int("ctx_size", ctx_tokens)
         if ctx_tokens > self.plan.ctx_tokens:

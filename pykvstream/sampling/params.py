@@ -9,9 +9,10 @@ any use and keep every sum of the chain finite.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from numbers import Integral, Real
+from typing import cast
 
 from pykvstream.errors import InvalidArgument
 
@@ -41,7 +42,8 @@ _COUNT_RANGES: dict[str, tuple[int, int]] = {
 
 
 def _checked_real(name: str, value: object, low: float, high: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, Real) or not low <= float(value) <= high:
+    # Compared as it is: an integer may be too large for a float.
+    if isinstance(value, bool) or not isinstance(value, Real) or not low <= cast(float, value) <= high:
         raise InvalidArgument(f"{name} must be a number from {low:g} to {high:g}, got {value!r}")
     return float(value)
 
@@ -58,6 +60,8 @@ class LogitBias(Mapping[int, float]):
     __slots__ = ("_items",)
 
     def __init__(self, items: Mapping[int, float] | None = None) -> None:
+        if items is not None and not isinstance(items, Mapping):
+            raise InvalidArgument(f"logit_bias must map token ids to numbers, got {type(items).__name__}")
         checked: dict[int, float] = {}
         for token, bias in (items or {}).items():
             name = f"logit_bias[{token!r}]"
@@ -116,6 +120,8 @@ class SamplingParams:
             object.__setattr__(self, name, _checked_real(name, getattr(self, name), low, high))
         for name, (least, most) in _COUNT_RANGES.items():
             object.__setattr__(self, name, _checked_count(name, getattr(self, name), least, most))
+        if isinstance(self.dry_breakers, str) or not isinstance(self.dry_breakers, Collection):
+            raise InvalidArgument(f"dry_breakers must be token ids, got {type(self.dry_breakers).__name__}")
         breakers = {_checked_count("dry_breakers", token, 0, _LARGEST_COUNT) for token in self.dry_breakers}
         object.__setattr__(self, "dry_breakers", tuple(sorted(breakers)))
         object.__setattr__(self, "logit_bias", LogitBias(self.logit_bias))

@@ -10,8 +10,8 @@ by what its rounds have brought, and after each token whether it goes on: while 
 the rate of the round times what they cost. Of what was drafted, as much is verified as is best then.
 Times are measured. Where nothing pays nothing is drafted. Once in a while a drafter that is not chosen is tried again,
 rarer the longer it has not paid, and only while all that trials have lost, against rounds of the best choice, stays
-below a hundredth of the time that has passed and that of a few rounds. To ask drafters takes time too: where nothing
-has paid for a while rounds go by in which nobody is asked, so many that asking takes a hundredth of the time.
+below half a hundredth of the time that has passed and that of a few rounds. To ask drafters takes time too: where
+nothing has paid for a while rounds go by in which nobody is asked, so many that it takes half a hundredth of the time.
 Units: seconds; rows of a pass count the pending token, so that a draft of n tokens takes n + 1.
 Source: the throughput model of spec/model.md, appendix A.
 Holds: ``Controller``, which neither looks at a clock nor draws a number: the same observations give the same choices.
@@ -40,8 +40,8 @@ _STALE_SEEN = 4.0
 _FADE = 0.8
 _LEARN = 0.1
 _FIRST_WAIT, _LONGEST_WAIT = 16, 384
-_LOST_ROUNDS, _LOST_SHARE = 3.0, 0.01
-_IDLE_PER_REST, _LONGEST_REST, _ASKING_SHARE = 4, 15, 0.01
+_LOST_ROUNDS, _LOST_SHARE = 3.0, 0.005
+_IDLE_PER_REST, _LONGEST_REST, _ASKING_SHARE = 4, 31, 0.005
 _SURE = (0.15, 0.3, 0.45, 0.6, 0.75, 0.9, 0.97)
 _SURE_FORGET = 0.97
 _SURE_PRIOR = 3.0

@@ -47,9 +47,9 @@ def check_drafter(name: object) -> str:
     raise InvalidArgument(f"spec_type {name!r} is no drafter; supported: {known}")
 
 
-def _check(name: str, value: object, least: int, most: int) -> None:
+def _check(name: str, value: object, least: int, most: int, others: str = "") -> None:
     if isinstance(value, bool) or not isinstance(value, Integral) or not least <= int(value) <= most:
-        raise InvalidArgument(f"{name} must be an integer from {least} to {most}, got {value!r}")
+        raise InvalidArgument(f"{name} must be an integer from {least} to {most}{others}, got {value!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ class SpeculationParams:
             raise InvalidArgument(f"types names a drafter twice: {', '.join(names)}")
         object.__setattr__(self, "types", tuple(sorted(names, key=_ALL.index)))
         if self.draft_n_max not in (None, AUTO):
-            _check("draft_n_max", self.draft_n_max, 1, MOST_DRAFTED)
+            _check("draft_n_max", self.draft_n_max, 1, MOST_DRAFTED, f", {AUTO!r} or None")
         if self.is_auto and self.is_probabilistic:
             raise InvalidArgument(
                 "draft_n_max 'auto' decides by the clock, and a text by probabilistic drafts depends on their length:"

@@ -31,8 +31,9 @@ class StopMatcher:
     __slots__ = ("_borders", "_held", "_matched", "_states", "_stops")
 
     def __init__(self, stops: Sequence[str]) -> None:
-        if isinstance(stops, str):
-            raise InvalidArgument("stops must be a sequence of strings, have one string")
+        if isinstance(stops, str) or not isinstance(stops, Sequence):
+            have = "one string" if isinstance(stops, str) else type(stops).__name__
+            raise InvalidArgument(f"stops must be a sequence of strings, have {have}")
         if not all(isinstance(stop, str) and stop for stop in stops):
             raise InvalidArgument("a stop string must be a string that is not empty")
         self._stops = tuple(dict.fromkeys(stops))

@@ -264,8 +264,8 @@ def test_drafts_that_are_never_right_cost_next_to_nothing() -> None:
     assert controlled(wrong, COSTS, noise=0.1)[0] <= 1.03 * fixed(wrong, COSTS, None, 0)
 
 
-@pytest.mark.parametrize(("share_of_pass", "n_rest"), [(0.0, 0), (0.005, 0), (0.04, 4), (0.5, 15)])
-def test_where_nothing_pays_asking_takes_a_hundredth_of_the_time(share_of_pass: float, n_rest: int) -> None:
+@pytest.mark.parametrize(("share_of_pass", "n_rest"), [(0.0, 0), (0.004, 0), (0.04, 8), (0.5, 31)])
+def test_where_nothing_pays_asking_takes_little_of_the_time(share_of_pass: float, n_rest: int) -> None:
     made = Controller((NGRAM,))
     made.observe_pass(1, 1.0)
     asked = []
@@ -295,14 +295,14 @@ def test_a_draft_that_was_right_ends_the_rest() -> None:
     assert all(made.is_asking() for _ in range(4))
 
 
-def test_trials_lose_a_few_rounds_and_a_hundredth_of_the_time() -> None:
+def test_trials_lose_a_few_rounds_and_little_of_the_time() -> None:
     """A head whose drafts take as long as ten passes and are never right."""
     costs = Costs(COSTS.passes, begin=9 * COSTS.of_pass(1), step=COSTS.of_pass(1))
     for n in (300, 1000, 3000):
         wrong = Sequence((0,) * n, (0,) * n, (0,) * n)
         plain = fixed(wrong, costs, None, 0)
         # The first trial is made before it is known what it costs.
-        assert controlled(wrong, costs)[0] - plain <= 12 * COSTS.of_pass(1) + 0.012 * plain
+        assert controlled(wrong, costs)[0] - plain <= 12 * COSTS.of_pass(1) + 0.006 * plain
 
 
 def test_drafters_that_rest_are_told_afterwards() -> None:
@@ -317,7 +317,7 @@ def test_drafters_that_rest_are_told_afterwards() -> None:
             assert made.draft(8) is None
         made.observe((token,))
     n_asked = drafter.asked
-    assert 20 < n_asked < 60
+    assert 10 < n_asked < 60
     while not made.is_asking():
         pass
     made.draft(8)

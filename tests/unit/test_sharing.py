@@ -219,6 +219,11 @@ session.forward(list(range(200)))
 child = os.fork()
 if child == 0:
     try:
+        model.session()
+        sys.exit(2)
+    except Unsupported as error:
+        assert "fork" in str(error)
+    try:
         session.forward([1])
     except Unsupported as error:
         assert "fork" in str(error)

@@ -51,7 +51,7 @@ def test_no_stops_hold_nothing_back() -> None:
     assert StopMatcher([]).push("abc") == ("abc", False)
 
 
-@pytest.mark.parametrize("stops", [[""], "abc", [3]])
+@pytest.mark.parametrize("stops", [[""], "abc", [3], None, 7])
 def test_unusable_stops_are_refused(stops: list[str]) -> None:
     with pytest.raises(InvalidArgument):
         StopMatcher(stops)
