@@ -223,10 +223,12 @@ class Head:
         lease = self._lease
         if lease is not None:
             try:
-                lease.give_back()
+                if not lease.closed:
+                    lease.give_back()
             finally:
-                self._lease = None  # forgotten first: whoever finds a lease here can give it back
+                # Forgotten last: where an interrupt strikes before, whoever comes next finds it and goes on.
                 lease.close()
+                self._lease = None
 
     def fork(self, context: HeadContext) -> HeadContext:
         """What the head knows of a sequence that goes on alone."""
@@ -247,7 +249,7 @@ class Head:
         """Recompute every invariant of cache, pager and lease."""
         self.cache.check_integrity()
         self.pager.check_integrity()
-        if self._lease is not None:
+        if self._lease is not None and not self._lease.closed:
             self._lease.check_integrity()
 
     def close(self) -> None:
