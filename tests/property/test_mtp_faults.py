@@ -160,4 +160,3 @@ def test_an_interrupt_at_any_line_of_a_lease_leaves_nothing_held(stack: Stack, r
     finally:
         gc.enable()
     assert 30 < n_struck < 190
-
