@@ -32,7 +32,7 @@ from tests.gpu.attend_case import (
     make_case,
     same_bits,
 )
-from tests.gpu.kernel_engine import CudaEngine, HostEngine
+from tests.gpu.kernel_engine import CudaEngine
 
 WIDTHS = (1, 2, 3, 5, 8, 17, 49, 64)
 DIMS = (64, 96, 128, 256)
@@ -46,16 +46,6 @@ FEW_PAIRS = [(KV_TYPES[i], KV_TYPES[(i + 4) % len(KV_TYPES)]) for i in range(len
 class Rig:
     engine: Engine
     is_small: bool
-
-
-@pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory) -> HostEngine:
-    return HostEngine(tmp_path_factory.mktemp("kernels"))
-
-
-@pytest.fixture(scope="module")
-def device() -> CudaEngine:
-    return CudaEngine()
 
 
 @pytest.fixture(params=["host", "cuda"])

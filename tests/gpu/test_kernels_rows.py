@@ -12,19 +12,9 @@ import pytest
 
 from pykvstream.gguf import GgmlType
 from tests.gpu.attend_case import KV_TYPES, PAGE, PARAMS, Engine, Floats, Layer, T, poison, same_bits, scattered
-from tests.gpu.kernel_engine import Array, CudaEngine, HostEngine
+from tests.gpu.kernel_engine import Array
 
 MakeRows = Callable[[np.random.Generator, tuple[int, int]], Floats]
-
-
-@pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory) -> HostEngine:
-    return HostEngine(tmp_path_factory.mktemp("kernels"))
-
-
-@pytest.fixture(scope="module")
-def device() -> CudaEngine:
-    return CudaEngine()
 
 
 @pytest.fixture(params=["host", "cuda"])
