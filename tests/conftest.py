@@ -6,7 +6,7 @@ import importlib.util
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
 
 from tests.embedding import install_embedding
 
@@ -14,6 +14,8 @@ from tests.embedding import install_embedding
 # tests/examples.py. No deadline: a busy machine is no failure.
 settings.register_profile("ci", deadline=None, derandomize=True)
 settings.register_profile("deep", deadline=None, max_examples=4000, print_blob=True)
+# tools/sabotage.py asks whether a test fails, not by which smallest example: long shrinking would look like a hang.
+settings.register_profile("first-failure", deadline=None, derandomize=True, phases=(Phase.explicit, Phase.generate))
 settings.load_profile("ci")
 
 

@@ -37,6 +37,8 @@ COPIED = (".ci", "docs", "examples", "fuzz", "include", "native", "pykvstream", 
 LEFT_OUT = frozenset({"__pycache__", ".hypothesis"})
 # The list's own test finds every edited text missing.
 BESIDE_THE_POINT = "tests/meta/test_sabotage_list.py"
+# Whether a test notices is asked, not which example shows it best: see tests/conftest.py.
+PROFILE = "--hypothesis-profile=first-failure"
 
 CATCHER_S = 120
 SUITE_S = 1800
@@ -164,7 +166,7 @@ class Tree:
         return self.pytest([sabotage.catcher], CATCHER_S)
 
     def pytest(self, arguments: Sequence[str], limit_s: float) -> End:
-        options = ("-x", "--tb=short", "-p", "no:cacheprovider")
+        options = ("-x", "--tb=short", "-p", "no:cacheprovider", PROFILE)
         return self._run([sys.executable, "-m", "pytest", *options, *arguments], limit_s)
 
     def run_fast_suite(self) -> End:
@@ -203,15 +205,7 @@ class Tree:
             if isinstance(error, subprocess.TimeoutExpired):
                 return End("hangs", f"after {limit_s} s")
             raise
-        complaint = _first_complaint(output)
-        if running.returncode == 0:
-            return End("passes")
-        # A C test goes on after a check that failed, and may then fall over what it has found.
-        if running.returncode == 1 or (running.returncode < 0 and complaint):
-            return End("fails", complaint)
-        if running.returncode < 0:
-            return End("crashes", f"signal {-running.returncode}")
-        return End(f"cannot run ({running.returncode})", complaint or output[-2000:])
+        return end_of(running.returncode, output)
 
 
 def _files() -> Iterator[Path]:
@@ -221,6 +215,21 @@ def _files() -> Iterator[Path]:
         for path in (ROOT / folder).rglob("*"):
             if path.is_file() and path.suffix != ".so" and not LEFT_OUT & set(path.parts):
                 yield path
+
+
+def end_of(status: int, output: str) -> End:
+    """Return how a test run ended, from the exit status (``-signal`` where one ended it) and what was printed."""
+    complaint = _first_complaint(output)
+    if status == 0:
+        return End("passes")
+    # A C test goes on after a check that failed, and may then fall over what it has found. Pytest that spreads its
+    # tests and stops at the first failure ends as if someone had interrupted it.
+    is_first_of_many = status == 2 and "stopping after 1 failures" in output
+    if status == 1 or is_first_of_many or (status < 0 and complaint):
+        return End("fails", complaint)
+    if status < 0:
+        return End("crashes", f"signal {-status}")
+    return End(f"cannot run ({status})", complaint or output[-2000:])
 
 
 def _first_complaint(output: str) -> str:

@@ -90,6 +90,24 @@ def test_bad_files_are_refused(tool: ModuleType, tmp_path: Path, change: dict[st
         tool.load(path)
 
 
+@pytest.mark.parametrize(
+    ("status", "output", "kind", "complaint"),
+    [
+        (0, "3 passed", "passes", ""),
+        (1, "E   assert 1 == 2\n1 failed", "fails", "assert 1 == 2"),
+        (2, "E   assert 1 == 2\n!! xdist.dsession.Interrupted: stopping after 1 failures !!", "fails", "assert 1 == 2"),
+        (2, "E   NameError: x\n!! Interrupted: 1 error during collection !!", "cannot run (2)", "NameError: x"),
+        (4, "ERROR: not found", "cannot run (4)", "ERROR: not found"),
+        (-6, "test_ring.c:7: failed: equal", "fails", "equal"),
+        (-11, "", "crashes", "signal 11"),
+    ],
+)
+def test_how_a_run_ended_is_told_from_what_it_left(
+    tool: ModuleType, status: int, output: str, kind: str, complaint: str
+) -> None:
+    assert tool.end_of(status, output) == tool.End(kind, complaint)
+
+
 def test_sample_is_drawn_by_seed_and_unknown_names_are_refused(tool: ModuleType) -> None:
     everything = tool.load_all()
     drawn = tool.choose(everything, [], 6, 1)
