@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pykvstream.core.arena import Arena
-from pykvstream.core.device import Device, DeviceFlag, Isa
+from pykvstream.core.device import Device, Isa
 from pykvstream.core.tape import Binding, CancelFlag, Op, OpCode, RowKind, Tape, TensorKind
 from pykvstream.sampling import front_words
 
@@ -51,11 +51,10 @@ class FrontRig:
         max_rows: int = 8,
         threads: int = 1,
         isa: Isa = Isa.BEST,
-        flags: DeviceFlag = DeviceFlag.NONE,
     ) -> None:
         self.n_words = front_words(n_best)
         with ExitStack() as stack:
-            device = stack.enter_context(Device(threads, isa=isa, flags=flags))
+            device = stack.enter_context(Device(threads, isa=isa))
             tape = stack.enter_context(Tape(device, max_rows, max_rows))
             record_front(tape, n_cols, n_tokens, n_best)
             workspace = tape.seal().workspace_bytes
