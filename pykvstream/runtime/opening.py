@@ -134,9 +134,14 @@ def provide(device: Device, packs: Sequence[PackPath] = (), progress: KernelProg
     """
     if isinstance(device, CudaDevice):
         return provide_kernels(device, packs, progress=progress)
+    refuse_packs(packs)
+    return Provided()
+
+
+def refuse_packs(packs: Sequence[PackPath]) -> None:
+    """Raise ``InvalidArgument`` where no card is there to read them."""
     if packs:
         raise InvalidArgument("packs of kernels are for cards; the CPU needs none")
-    return Provided()
 
 
 def open_target(

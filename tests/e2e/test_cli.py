@@ -392,6 +392,10 @@ def test_plan_regions_tile_the_arena(run: Run, model: str) -> None:
 def test_plan_refuses_contexts_beyond_its_own(run: Run, model: str) -> None:
     assert_one_line(run("plan", model, *QUICK, "-c", "512", "--contexts", "513"), "513", "512")
 
+def test_plan_refuses_packs_of_kernels_where_no_card_reads_them(run: Run, model: str) -> None:
+    assert_one_line(run("plan", model, *QUICK, "--kernels", "a.pack"), "packs of kernels are for cards")
+
+
 
 CHAT = (*QUICK, "-n", "6", "-s", "4", "--no-progress", *NO_END)
 
