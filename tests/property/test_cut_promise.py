@@ -195,10 +195,12 @@ def test_a_fault_in_either_part_loses_nothing(streaming: CutRig, phase: Phase, p
 @pytest.mark.parametrize("phase", Phase)
 @pytest.mark.parametrize("family", ["llama", "hybrid"])
 @pytest.mark.parametrize("step", ["end", "accept"])
+@pytest.mark.parametrize("strikes", [1, 2])
 def test_an_interrupt_between_the_parts_loses_nothing(
-    paths: dict[str, Path], family: str, phase: Phase, step: str, monkeypatch: pytest.MonkeyPatch
+    paths: dict[str, Path], family: str, phase: Phase, step: str, strikes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first part has committed its rows, or its state has accepted them, and the second has not."""
+    """The first part has committed its rows, or its state has accepted them, and the second has not; a second interrupt
+    keeps what would mend that from beginning."""
     rows = [5] if phase is Phase.DECODE else tokens_of(8, 200).tolist()
     with open_cut(paths[family], 2, residency=(0.0, 0.0)) as rig, closing(rig.session()) as session:
         session.forward(tokens_of(6, 400), logits="none")
@@ -213,13 +215,21 @@ def test_an_interrupt_between_the_parts_loses_nothing(
                 raise KeyboardInterrupt
             plain(this, n_rows)
 
+        def interrupt_again(*_: object) -> None:
+            raise KeyboardInterrupt
+
         with monkeypatch.context() as patched:
             patched.setattr(owner, step, interrupt)
+            if strikes == 2:
+                patched.setattr(type(rig.target), "restore", interrupt_again)
             with pytest.raises(KeyboardInterrupt):
                 session.forward(rows, phase=phase)
+        # Rows that a state has not accepted are given up where the pass ends.
+        is_apart = strikes == 2 and (step == "end") == (family == "llama")
+        assert session._context.is_together != is_apart
         assert session.n_tokens == 400
-        rig.target.check_integrity()
         assert session.forward(rows, phase=phase).tobytes() + decoded(session, [9]) == expected
+        rig.target.check_integrity()
 
 
 def test_budget_for_checkpoints_is_one_for_both_parts(paths: dict[str, Path]) -> None:
