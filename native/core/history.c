@@ -3,6 +3,7 @@
 
 #include "core/device.h"
 
+#include <stdio.h>
 #include <string.h>
 
 /* Grain of the record of written pages, that of memory pages on every machine this runs on; and the
@@ -203,9 +204,10 @@ static kvs_status copy_wait(kvs_host *host, uint64_t offset, uint64_t address, u
     }
     const int failure = atomic_load_explicit(&failed, memory_order_acquire);
     if (failure < 0) {
-        return kvs_fail(host->device, KVS_EIO,
-                        "a copy of %llu bytes at history offset %llu failed with %s",
-                        (kvs_ull)n_bytes, (kvs_ull)offset, kvs_status_name(failure));
+        char what[128];
+        (void)snprintf(what, sizeof what, "a copy of %llu bytes at history offset %llu failed with %s",
+                       (kvs_ull)n_bytes, (kvs_ull)offset, kvs_status_name(failure));
+        return kvs_fail_copy(host->device, KVS_EIO, what);
     }
     return KVS_OK;
 }

@@ -2,6 +2,8 @@
  * All layers make room before any of them takes it. */
 #include "core/pager_state.h"
 
+#include <stdio.h>
+
 /* Bring `rows` published rows of a page column's layer into a slot. */
 static kvs_status load_page(kvs_pager *pager, uint32_t layer, const kvs_page_view *source, uint32_t slot)
 {
@@ -113,6 +115,8 @@ kvs_status kvs_pager_wait_loads(kvs_pager *pager, uint64_t ticket)
     if (status == KVS_OK && failed == 0) {
         return KVS_OK;
     }
-    return kvs_fail(pager->device, KVS_EIO, "a page could not be brought from history (%s)",
-                    kvs_status_name(failed != 0 ? failed : (int)status));
+    char what[80];
+    (void)snprintf(what, sizeof what, "a page could not be brought from history (%s)",
+                   kvs_status_name(failed != 0 ? failed : (int)status));
+    return kvs_fail_copy(pager->device, KVS_EIO, what);
 }

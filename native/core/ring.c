@@ -2,6 +2,8 @@
 #include "base/sync.h"
 #include "core/ring_state.h"
 
+#include <stdio.h>
+
 #define FIRST_RUNS 64U
 
 /* ---- counters ---- */
@@ -158,7 +160,9 @@ static void rely_on_ready(kvs_ring *ring, uint64_t end)
 
 static kvs_status fail_copy(kvs_ring *ring)
 {
-    return kvs_fail(ring->device, KVS_EIO, "ring: a copy failed with %s", kvs_status_name(kvs_ring_failure(ring)));
+    char what[64];
+    (void)snprintf(what, sizeof what, "ring: a copy failed with %s", kvs_status_name(kvs_ring_failure(ring)));
+    return kvs_fail_copy(ring->device, KVS_EIO, what);
 }
 
 kvs_status kvs_ring_query(kvs_ring *ring, uint64_t demand)
