@@ -47,6 +47,11 @@ typedef struct kvs_device_desc {
     uint64_t failure_bytes;
     uint32_t arch;          /* of the CUDA backend: 0 = a card; else no card and no driver: the device seals tapes for cards of this
                              * architecture (90 for sm_90), lists the kernels that they need, and has no memory */
+    uint32_t reserved;
+    uint64_t wait_limit_ns; /* of the CUDA backend: how long any wait for the card may take; 0 = 60 s. Past it the card is
+                             * lost: the call fails with KVS_EIO and says what it waited for, every later one is refused at
+                             * once with KVS_EIO until the card is found to have finished, and memory that would be freed
+                             * meanwhile is left to it for good */
 } kvs_device_desc;
 
 /* Instruction sets of the CPU backend, in rising order. */
@@ -102,6 +107,10 @@ typedef struct kvs_device_info {
     uint32_t backend;            /* kvs_backend_kind */
     uint32_t arch;               /* of the card, 90 for sm_90; else 0 */
     char name[64];
+    uint32_t is_lost;            /* a wait for the card has found no end, and it has not been found to have finished since */
+    uint32_t reserved;
+    uint64_t n_left;             /* pieces of memory that were not freed because a lost card may still use them */
+    uint64_t left_bytes;         /* their bytes, device and pinned host memory together */
 } kvs_device_info;
 
 /* Create a device with its worker threads and copy thread.

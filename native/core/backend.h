@@ -55,7 +55,7 @@ typedef struct kvs_backend {
     /* Queue copies in order, all or none, waking the engine once. Never blocks. */
     kvs_status (*copy_submit_many)(void *self, const kvs_copy *copies, uint32_t n_copies);
     /* Wait until *counter >= value, or *failed is negative (failed may be NULL). In deferred mode this is what makes queued copies
-     * run. KVS_EIO when the queue is empty and the value can never be reached. */
+     * run. KVS_EIO when the queue is empty and the value can never be reached, and of a card that is lost. */
     kvs_status (*wait_counter)(void *self, const _Atomic uint64_t *counter, uint64_t value, const _Atomic int *failed);
     /* Somebody has found *counter >= value without waiting and relies on it. NULL where looking at it is all it takes. */
     void (*counter_seen)(void *self, const _Atomic uint64_t *counter, uint64_t value);
@@ -97,6 +97,9 @@ typedef struct kvs_backend {
     void (*describe)(void *self, kvs_device_info *info);
     /* Whether this memory of another's is the device's, refused by name; NULL: any is. */
     kvs_status (*device_adopt)(void *self, uint64_t address, uint64_t bytes);
+    /* Before memory of another's goes back to whoever lent it: whether nothing under way reaches it any more, waiting for that with
+     * an end. Else it is never given back. NULL: nothing does. */
+    bool (*device_may_drop)(void *self, uint64_t bytes);
     /* Whether so much history could be had; NULL: nothing limits it but memory. */
     kvs_status (*host_admit)(void *self, uint64_t bytes);
     /* The compute order as a stream, and another stream put behind it; NULL: there are no streams. The place is a card's number. */
@@ -131,6 +134,9 @@ void kvs_device_count_copy(kvs_device *device, const kvs_copy *copy, uint64_t sp
 void kvs_device_count_failed_copy(kvs_device *device);
 /* The text of this thread's newest failure says why: whoever waits for the copy says it too. */
 void kvs_device_note_copy_failure(kvs_device *device);
+
+/* A thread of the backend's has not come back while it was destroyed: the device's own memory stays, as the backend's. */
+void kvs_device_keep(kvs_device *device);
 
 /* Whether this is a fork of the process that made the device: none of its threads runs here. */
 bool kvs_device_is_forked(const kvs_device *device);

@@ -150,12 +150,14 @@ void kvs_buffer_release(kvs_buffer *buffer)
         return;
     }
     kvs_buffer *root = buffer->root;
+    const struct kvs_device_view view = kvs_device_backend(buffer->device);
     if (root == NULL && buffer->is_adopted) {
-        if (buffer->drop != NULL) {
+        const bool may_drop = buffer->drop != NULL && (view.backend->device_may_drop == NULL ||
+                                                       view.backend->device_may_drop(view.self, buffer->bytes));
+        if (may_drop) {
             buffer->drop(buffer->user);
         }
     } else if (root == NULL) {
-        const struct kvs_device_view view = kvs_device_backend(buffer->device);
         view.backend->device_free(view.self, buffer->address, buffer->bytes);
         kvs_device_count_bytes(buffer->device, -(int64_t)buffer->bytes);
     }

@@ -22,6 +22,7 @@ struct kvs_device {
     uint32_t isa;
     uint32_t kind; /* kvs_backend_kind */
     pid_t process; /* that made it, and has its threads */
+    bool is_kept;  /* a thread of the backend's may come here at any time */
     const kvs_backend *backend;
     void *backend_self;
     kvs_hooks hooks;
@@ -135,7 +136,9 @@ kvs_status kvs_device_create(const kvs_device_desc *desc, kvs_device **device)
         if (desc->failure != NULL && desc->failure_bytes != 0) {
             kvs_failures_copy(&made->failures, desc->failure, (size_t)desc->failure_bytes);
         }
-        free_parts(made);
+        if (!made->is_kept) {
+            free_parts(made);
+        }
         return status;
     }
     made->kind = desc->backend;
@@ -164,7 +167,14 @@ void kvs_device_release(kvs_device *device)
     }
     /* The threads stop first: they may still count copies and record failures. */
     device->backend->destroy(device->backend_self);
-    free_parts(device);
+    if (!device->is_kept) {
+        free_parts(device);
+    }
+}
+
+void kvs_device_keep(kvs_device *device)
+{
+    device->is_kept = true;
 }
 
 bool kvs_device_is_forked(const kvs_device *device)
@@ -201,6 +211,9 @@ kvs_status kvs_device_get_info(kvs_device *device, kvs_device_info *info)
     info->memory_bytes = 0;
     info->memory_free_bytes = 0;
     info->arch = 0;
+    info->is_lost = 0;
+    info->n_left = 0;
+    info->left_bytes = 0;
     memset(info->name, 0, sizeof info->name);
     memcpy(info->name, device->backend->name, strlen(device->backend->name));
     if (device->backend->describe != NULL) {

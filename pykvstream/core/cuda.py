@@ -32,8 +32,15 @@ class KernelKey:
         return " ".join((f"{self.source} for sm_{self.arch}", *(f"{name}={value}" for name, value in self.macros)))
 
 
+MAX_WAIT_LIMIT_S = 86400.0
+"""The longest limit of a wait for a card, in seconds."""
+
+
 class CudaDevice(Device):
     """The card with the driver's number ``ordinal``.
+
+    ``wait_limit_s``: how many seconds any wait for the card may take, by default 60. Past it the card is lost, see
+    ``kvs_device_desc``: calls raise ``DeviceError`` at once until it is found to have finished.
 
     Raises ``Unsupported`` without a driver or with too old a card, ``NotFound`` where there is no such card,
     ``DeviceError``.
@@ -41,10 +48,18 @@ class CudaDevice(Device):
 
     __slots__ = ()
 
-    def __init__(self, ordinal: int = 0, *, flags: DeviceFlag = DeviceFlag.NONE) -> None:
+    def __init__(
+        self, ordinal: int = 0, *, flags: DeviceFlag = DeviceFlag.NONE, wait_limit_s: float | None = None
+    ) -> None:
         if isinstance(ordinal, bool) or not isinstance(ordinal, int) or not 0 <= ordinal < 1 << 31:
             raise InvalidArgument(f"a card's number must be an integer of at least 0, got {ordinal!r}")
-        desc = make_struct("kvs_device_desc", flags=int(flags), backend=lib.KVS_BACKEND_CUDA, ordinal=ordinal)
+        desc = make_struct(
+            "kvs_device_desc",
+            flags=int(flags),
+            backend=lib.KVS_BACKEND_CUDA,
+            ordinal=ordinal,
+            wait_limit_ns=_limit_ns(wait_limit_s),
+        )
         pointer = make_device(desc, f"no device {CUDA}:{ordinal}")
         self._hook_handle: Any = None
         self._chooser_handle: Any = None
@@ -96,6 +111,17 @@ class CudaPlanner(CudaDevice):
         Handle.__init__(self, pointer, lib.kvs_device_release)
 
 
+def _limit_ns(limit_s: float | None) -> int:
+    if limit_s is None:
+        return 0
+    is_number = isinstance(limit_s, int | float) and not isinstance(limit_s, bool)
+    if not is_number or not 1e-3 <= limit_s <= MAX_WAIT_LIMIT_S:
+        raise InvalidArgument(
+            f"the limit of a wait for a card must be 0.001 to {MAX_WAIT_LIMIT_S:.0f} seconds, got {limit_s!r}"
+        )
+    return round(limit_s * 1e9)
+
+
 def _text(characters: Any) -> str:
     text: str = ffi.string(characters).decode("ascii")
     return text
@@ -125,12 +151,15 @@ def kernels_digest() -> bytes:
     return bytes(ffi.buffer(digest))
 
 
-def open_device(name: str, n_threads: int = 0) -> Device:
-    """A device by name: ``cpu``, ``cuda`` (the first card) or ``cuda:N``. Raises ``Unsupported`` for another one."""
+def open_device(name: str, n_threads: int = 0, wait_limit_s: float | None = None) -> Device:
+    """A device by name: ``cpu``, ``cuda`` (the first card) or ``cuda:N``. ``wait_limit_s``: of a card.
+
+    Raises ``Unsupported`` for another one.
+    """
     if name == CPU:
         return Device(n_threads)
     kind, _, number = name.partition(":") if isinstance(name, str) else ("", "", "")
     is_card = kind == CUDA and (name == CUDA or (number.isascii() and number.isdigit()))
     if not is_card:
         raise Unsupported(f"device {name!r} is not supported; supported: {CPU}, {CUDA}, {CUDA}:N")
-    return CudaDevice(int(number or 0))
+    return CudaDevice(int(number or 0), wait_limit_s=wait_limit_s)

@@ -73,7 +73,8 @@ Chooser = Callable[[frozenset[Stream]], Stream]
 class DeviceInfo:
     """What a device holds and has done; bytes and counts.
 
-    Memory and architecture (90 for sm_90) are a card's, else 0.
+    Memory and architecture (90 for sm_90) are a card's, else 0. ``is_lost``: a wait for the card has found no end;
+    ``n_left`` pieces of memory, ``left_bytes``, were not freed since a lost card may still use them.
     """
 
     n_threads: int
@@ -91,6 +92,9 @@ class DeviceInfo:
     memory_free_bytes: int
     arch: int
     name: str
+    is_lost: bool
+    n_left: int
+    left_bytes: int
 
     @property
     def has_own_memory(self) -> bool:
@@ -160,6 +164,9 @@ class Device(Handle):
             memory_free_bytes=info.memory_free_bytes,
             arch=info.arch,
             name=ffi.string(info.name).decode("utf-8", "replace"),
+            is_lost=bool(info.is_lost),
+            n_left=info.n_left,
+            left_bytes=info.left_bytes,
         )
 
     def set_hook(self, hook: Hook | None) -> None:

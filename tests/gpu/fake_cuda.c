@@ -1,8 +1,17 @@
 /* fake_cuda.c: a libcuda without a card: memory is the host's, copies are made at once, kernels do nothing. FAKE_CUDA_FAIL names a
- * function and which of its calls fails, with which number: "cuMemAlloc_v2 3 2". FAKE_CUDA_ARCH is the card's, 90 by default. */
+ * function and which of its calls fails, with which number: "cuMemAlloc_v2 3 2". FAKE_CUDA_ARCH is the card's, 90 by default.
+ *
+ * FAKE_CUDA_STALL names a function and which of its calls never ends on its stream: "cuLaunchKernel 40". What follows in the stream
+ * waits, other streams that wait for its events do too, and copies are made only when fake_cuda_resume is called. Until then a call
+ * that a driver would not come back from, because it waits for the card or because a queue is full, ends the process.
+ * FAKE_CUDA_BLOCK names a call that itself does not come back before fake_cuda_resume; only those of threads beside the first count. */
+#define _GNU_SOURCE
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 typedef unsigned long long address;
 struct copy_2d {
@@ -32,7 +41,146 @@ static int fails(const char *name)
     return __atomic_add_fetch(&n_calls, 1, __ATOMIC_RELAXED) == nth ? error : 0;
 }
 
+/* ---- streams that stand still ---- */
+
+enum { MAX_STREAMS = 1024, QUEUE = 1000, MAX_LATE = 8192, MAX_LOOKS = 30000 };
+
+struct stream { int is_stalled, n_queued, is_used; };
+struct event { struct stream *stream; long resumed; };
+struct late { address to, from; size_t bytes; int value; };
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t resumed = PTHREAD_COND_INITIALIZER;
+static struct stream streams[MAX_STREAMS];
+static struct late late[MAX_LATE];
+static int n_streams, n_late, n_strikes, n_blocks, n_looks;
+static long n_resumed;
+
+static int is_nth(const char *variable, const char *name, int *count)
+{
+    char wanted[64];
+    int nth = 0;
+    const char *text = getenv(variable);
+    if (text == NULL || sscanf(text, "%63s %d", wanted, &nth) != 2 || strcmp(wanted, name) != 0) {
+        return 0;
+    }
+    return __atomic_add_fetch(count, 1, __ATOMIC_RELAXED) == nth;
+}
+
+static void die(const char *name, const char *why)
+{
+    fprintf(stderr, "%s: %s, so that it does not come back\n", name, why);
+    fflush(stderr);
+    _exit(70);
+}
+
+/* One more operation in a stream; whether it waits. */
+static int enters(const char *name, void *at)
+{
+    struct stream *stream = at;
+    pthread_mutex_lock(&lock);
+    if (is_nth("FAKE_CUDA_STALL", name, &n_strikes)) {
+        stream->is_stalled = 1;
+    }
+    const int waits = stream->is_stalled;
+    stream->n_queued += waits;
+    if (stream->n_queued > QUEUE) {
+        die(name, "the queue of its stream is full");
+    }
+    pthread_mutex_unlock(&lock);
+    return waits;
+}
+
+/* Bytes move now, or when the card goes on; value < 0: from another place. */
+static void move(const char *name, void *stream, address to, address from, size_t bytes, int value)
+{
+    if (enters(name, stream)) {
+        pthread_mutex_lock(&lock);
+        if (n_late == MAX_LATE) {
+            die(name, "there is no room for another late copy");
+        }
+        late[n_late++] = (struct late){to, from, bytes, value};
+        pthread_mutex_unlock(&lock);
+    } else if (value < 0) {
+        memcpy((void *)to, (const void *)from, bytes);
+    } else {
+        memset((void *)to, value, bytes);
+    }
+}
+
+/* What a driver does only when the card has finished. */
+static void needs_rest(const char *name)
+{
+    for (int i = 0; i < n_streams; i++) {
+        if (streams[i].is_stalled) {
+            die(name, "the card is at work");
+        }
+    }
+}
+
+/* The card goes on: what is late happens. */
+void fake_cuda_resume(void)
+{
+    pthread_mutex_lock(&lock);
+    for (int i = 0; i < n_late; i++) {
+        if (late[i].value < 0) {
+            memcpy((void *)late[i].to, (const void *)late[i].from, late[i].bytes);
+        } else {
+            memset((void *)late[i].to, late[i].value, late[i].bytes);
+        }
+    }
+    n_late = n_looks = 0;
+    for (int i = 0; i < n_streams; i++) {
+        streams[i].is_stalled = streams[i].n_queued = 0;
+    }
+    n_resumed++;
+    pthread_cond_broadcast(&resumed);
+    pthread_mutex_unlock(&lock);
+}
+
+/* A call that does not come back of itself. */
+static void block(const char *name)
+{
+    if (syscall(SYS_gettid) == getpid()) {
+        return;
+    }
+    pthread_mutex_lock(&lock);
+    for (const long before = n_resumed; is_nth("FAKE_CUDA_BLOCK", name, &n_blocks);) {
+        while (n_resumed == before) {
+            pthread_cond_wait(&resumed, &lock);
+        }
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+/* Whoever looks for ever is told apart from whoever gives up. */
+static int not_ready(const char *name, int waits)
+{
+    if (waits && __atomic_add_fetch(&n_looks, 1, __ATOMIC_RELAXED) > MAX_LOOKS) {
+        die(name, "it is asked again and again");
+    }
+    return waits ? 600 : 0;
+}
+
+static int is_stalled(const struct stream *stream)
+{
+    pthread_mutex_lock(&lock);
+    const int waits = stream->is_stalled;
+    pthread_mutex_unlock(&lock);
+    return waits;
+}
+
+/* An event that was recorded in a stream that stood still, and has not gone on since. */
+static int is_ahead(const struct event *event)
+{
+    pthread_mutex_lock(&lock);
+    const int waits = event->stream != NULL && event->stream->is_stalled && event->resumed == n_resumed;
+    pthread_mutex_unlock(&lock);
+    return waits;
+}
+
 #define BEGIN                                                                                                          \
+    block(__func__);                                                                                                   \
     int error = fails(__func__);                                                                                       \
     if (error != 0) {                                                                                                  \
         return error;                                                                                                  \
@@ -53,13 +201,13 @@ int cuDeviceGet(int *device, int ordinal) { BEGIN *device = ordinal; return 0; }
 int cuDeviceGetName(char *name, int length, int device) { (void)device; snprintf(name, (size_t)length, "Fake card"); return 0; }
 int cuDeviceTotalMem_v2(size_t *bytes, int device) { (void)device; *bytes = (size_t)8 << 30; return 0; }
 int cuDevicePrimaryCtxRetain(void **context, int device) { BEGIN (void)device; *context = &n_calls; return 0; }
-int cuDevicePrimaryCtxRelease_v2(int device) { (void)device; return 0; }
+int cuDevicePrimaryCtxRelease_v2(int device) { needs_rest(__func__); (void)device; return 0; }
 int cuCtxPushCurrent_v2(void *context) { (void)context; return 0; }
 int cuCtxPopCurrent_v2(void **context) { *context = NULL; return 0; }
 int cuMemGetInfo_v2(size_t *free_bytes, size_t *total) { *free_bytes = (size_t)7 << 30; *total = (size_t)8 << 30; return 0; }
 int cuPointerGetAttribute(void *data, int attribute, address at) { BEGIN (void)at; *(int *)data = attribute == 2 ? 2 : 0; return 0; }
-int cuMemFree_v2(address at) { free((void *)at); return 0; }
-int cuMemFreeHost(void *memory) { free(memory); return 0; }
+int cuMemFree_v2(address at) { needs_rest(__func__); free((void *)at); return 0; }
+int cuMemFreeHost(void *memory) { needs_rest(__func__); free(memory); return 0; }
 /* FAKE_CUDA_LOCK: more bytes at once than this are refused. */
 int cuMemHostRegister_v2(void *memory, size_t bytes, unsigned int flags)
 {
@@ -68,14 +216,33 @@ int cuMemHostRegister_v2(void *memory, size_t bytes, unsigned int flags)
     (void)memory; (void)flags;
     return limit != NULL && bytes > strtoull(limit, NULL, 10) ? 304 : 0;
 }
-int cuMemHostUnregister(void *memory) { (void)memory; return 0; }
-int cuStreamDestroy_v2(void *stream) { (void)stream; return 0; }
-int cuStreamSynchronize(void *stream) { BEGIN (void)stream; return 0; }
-int cuStreamWaitEvent(void *stream, void *event, unsigned int flags) { BEGIN (void)stream; (void)event; (void)flags; return 0; }
-int cuEventDestroy_v2(void *event) { (void)event; return 0; }
-int cuEventRecord(void *event, void *stream) { BEGIN (void)event; (void)stream; return 0; }
-int cuEventSynchronize(void *event) { BEGIN (void)event; return 0; }
-int cuModuleUnload(void *module) { (void)module; return 0; }
+int cuMemHostUnregister(void *memory) { needs_rest(__func__); (void)memory; return 0; }
+int cuStreamDestroy_v2(void *stream) { ((struct stream *)stream)->is_used = 0; return 0; }
+int cuStreamQuery(void *stream) { BEGIN return not_ready(__func__, is_stalled(stream)); }
+int cuStreamWaitEvent(void *stream, void *event, unsigned int flags)
+{
+    BEGIN
+    (void)flags;
+    if (is_ahead(event)) {
+        pthread_mutex_lock(&lock);
+        ((struct stream *)stream)->is_stalled = 1;
+        pthread_mutex_unlock(&lock);
+    }
+    enters(__func__, stream);
+    return 0;
+}
+int cuEventDestroy_v2(void *event) { free(event); return 0; }
+int cuEventRecord(void *event, void *stream)
+{
+    BEGIN
+    const int waits = enters(__func__, stream);
+    pthread_mutex_lock(&lock);
+    *(struct event *)event = (struct event){waits ? stream : NULL, n_resumed};
+    pthread_mutex_unlock(&lock);
+    return 0;
+}
+int cuEventQuery(void *event) { BEGIN return not_ready(__func__, is_ahead(event)); }
+int cuModuleUnload(void *module) { needs_rest(__func__); (void)module; return 0; }
 int cuFuncSetAttribute(void *function, int attribute, int value) { (void)function; (void)attribute; (void)value; return 0; }
 
 int cuDeviceGetAttribute(int *value, int attribute, int device)
@@ -108,17 +275,15 @@ int cuMemHostAlloc(void **memory, size_t bytes, unsigned int flags)
 int cuMemcpyAsync(address to, address from, size_t bytes, void *stream)
 {
     BEGIN
-    (void)stream;
-    memcpy((void *)to, (const void *)from, bytes);
+    move(__func__, stream, to, from, bytes, -1);
     return 0;
 }
 
 int cuMemcpy2DAsync_v2(const struct copy_2d *copy, void *stream)
 {
     BEGIN
-    (void)stream;
     for (size_t row = 0; row < copy->height; row++) {
-        memcpy((char *)copy->dst + row * copy->dst_pitch, (const char *)copy->src + row * copy->src_pitch, copy->width);
+        move(row == 0 ? __func__ : "", stream, copy->dst + row * copy->dst_pitch, copy->src + row * copy->src_pitch, copy->width, -1);
     }
     return 0;
 }
@@ -126,13 +291,36 @@ int cuMemcpy2DAsync_v2(const struct copy_2d *copy, void *stream)
 int cuMemsetD8Async(address at, unsigned char value, size_t bytes, void *stream)
 {
     BEGIN
-    (void)stream;
-    memset((void *)at, value, bytes);
+    move(__func__, stream, at, 0, bytes, value);
     return 0;
 }
 
-int cuStreamCreate(void **stream, unsigned int flags) { BEGIN (void)flags; *stream = &n_calls; return 0; }
-int cuEventCreate(void **event, unsigned int flags) { BEGIN (void)flags; *event = &n_calls; return 0; }
+int cuStreamCreate(void **stream, unsigned int flags)
+{
+    BEGIN
+    (void)flags;
+    pthread_mutex_lock(&lock);
+    int at = 0;
+    while (at < n_streams && (streams[at].is_used || streams[at].is_stalled)) {
+        at++;
+    }
+    n_streams = at < n_streams || at == MAX_STREAMS ? n_streams : at + 1;
+    if (at < MAX_STREAMS) {
+        streams[at] = (struct stream){.is_used = 1};
+        *stream = &streams[at];
+    }
+    pthread_mutex_unlock(&lock);
+    return at < MAX_STREAMS ? 0 : 2;
+}
+
+int cuEventCreate(void **event, unsigned int flags)
+{
+    BEGIN
+    (void)flags;
+    *event = calloc(1, sizeof(struct event));
+    return 0;
+}
+
 int cuModuleLoadData(void **module, const void *image) { BEGIN (void)image; *module = &n_calls; return 0; }
 int cuModuleGetFunction(void **function, void *module, const char *name) { BEGIN (void)module; (void)name; *function = &n_calls; return 0; }
 
@@ -140,10 +328,17 @@ int cuLaunchKernel(void *function, unsigned int gx, unsigned int gy, unsigned in
                    unsigned int bz, unsigned int shared, void *stream, void **params, void **extra)
 {
     BEGIN
-    (void)function; (void)stream; (void)params; (void)extra;
+    (void)function; (void)params; (void)extra;
+    enters(__func__, stream);
     return gx == 0 || gy == 0 || gz == 0 || bx * by * bz == 0 || bx * by * bz > 1024 || shared > 101376 ? 1 : 0;
 }
 
 /* For a process that fails one call after another: count from 0 again; calls counted since. */
-void fake_cuda_reset(void) { __atomic_store_n(&n_calls, 0, __ATOMIC_RELAXED); }
+void fake_cuda_reset(void)
+{
+    __atomic_store_n(&n_calls, 0, __ATOMIC_RELAXED);
+    __atomic_store_n(&n_strikes, 0, __ATOMIC_RELAXED);
+    __atomic_store_n(&n_blocks, 0, __ATOMIC_RELAXED);
+}
+int fake_cuda_stalls(void) { return __atomic_load_n(&n_strikes, __ATOMIC_RELAXED); }
 int fake_cuda_calls(void) { return __atomic_load_n(&n_calls, __ATOMIC_RELAXED); }

@@ -14,6 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPILER = shutil.which("cc")
+LIMIT_S = 300
 
 MODEL = """
 import tempfile
@@ -48,10 +49,12 @@ class Driver:
         return cls(folder)
 
     def run(self, code: str, **variables: str) -> str:
-        """What a process with this library prints."""
+        """What a process with this library prints. One that hangs raises ``TimeoutExpired``."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith("FAKE_CUDA")}
         environment |= {"LD_LIBRARY_PATH": str(self.folder)} | variables
         command = [sys.executable, "-c", code]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, cwd=ROOT, env=environment, check=False, timeout=LIMIT_S
+        )
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()

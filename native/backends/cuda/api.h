@@ -21,6 +21,7 @@ typedef struct CUfunc_st *cu_function;
 enum {
     CU_SUCCESS = 0,
     CU_ERROR_OUT_OF_MEMORY = 2,
+    CU_ERROR_NOT_READY = 600,
     CU_STREAM_NON_BLOCKING = 1,
     CU_EVENT_DISABLE_TIMING = 2,
     CU_MEM_HOST_PORTABLE = 1,
@@ -56,7 +57,8 @@ typedef struct cu_copy_2d {
     size_t height;
 } cu_copy_2d;
 
-/* One line for each function: result, name in this table, name in the library, arguments. */
+/* One line for each function: result, name in this table, name in the library, arguments.
+ * None of them waits for the card without an end: the host looks, and waits.c says how often and how long. */
 #define KVS_CUDA_FUNCTIONS(X)                                                                                          \
     X(init, "cuInit", (unsigned int flags))                                                                            \
     X(driver_version, "cuDriverGetVersion", (int *version))                                                            \
@@ -84,12 +86,12 @@ typedef struct cu_copy_2d {
     X(fill, "cuMemsetD8Async", (cu_address address, unsigned char value, size_t bytes, cu_stream stream))              \
     X(stream_create, "cuStreamCreate", (cu_stream *stream, unsigned int flags))                                        \
     X(stream_destroy, "cuStreamDestroy_v2", (cu_stream stream))                                                        \
-    X(stream_wait, "cuStreamSynchronize", (cu_stream stream))                                                          \
+    X(stream_query, "cuStreamQuery", (cu_stream stream))                                                               \
     X(stream_after, "cuStreamWaitEvent", (cu_stream stream, cu_event event, unsigned int flags))                       \
     X(event_create, "cuEventCreate", (cu_event *event, unsigned int flags))                                            \
     X(event_destroy, "cuEventDestroy_v2", (cu_event event))                                                            \
     X(event_record, "cuEventRecord", (cu_event event, cu_stream stream))                                               \
-    X(event_wait, "cuEventSynchronize", (cu_event event))                                                              \
+    X(event_query, "cuEventQuery", (cu_event event))                                                                   \
     X(module_load, "cuModuleLoadData", (cu_module *module, const void *image))                                         \
     X(module_unload, "cuModuleUnload", (cu_module module))                                                             \
     X(module_function, "cuModuleGetFunction", (cu_function *function, cu_module module, const char *name))             \

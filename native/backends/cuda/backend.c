@@ -5,6 +5,7 @@
 #include "backends/cuda/interop.h"
 #include "backends/cuda/ops.h"
 #include "backends/cuda/planner.h"
+#include "backends/cuda/waits.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -19,15 +20,25 @@ static struct kvs_cuda *enter(void *self)
     return cuda;
 }
 
+/* To begin something, which a lost card is not asked for. Left in any case. */
+static struct kvs_cuda *enter_to_begin(void *self, kvs_status *status)
+{
+    struct kvs_cuda *cuda = enter(self);
+    *status = kvs_cuda_waits_admit(&cuda->driver);
+    return cuda;
+}
+
 static kvs_status leave(const struct kvs_cuda *cuda, kvs_status status)
 {
     kvs_cuda_leave(&cuda->driver);
     return status;
 }
 
-static kvs_status wait_compute(struct kvs_cuda *cuda, kvs_status status)
+/* Wait for what has just been given to the driver: so many bytes or, of a fold, a layer. */
+static kvs_status wait_compute(struct kvs_cuda *cuda, kvs_status status, const char *what, uint64_t number)
 {
-    return status != KVS_OK ? status : KVS_CUDA_CALL(cuda->device, &cuda->driver, stream_wait, cuda->compute);
+    return status != KVS_OK ? status
+                            : kvs_cuda_wait_stream(&cuda->driver, cuda->compute, "%s %llu", what, (kvs_ull)number);
 }
 
 /* ---- device memory ---- */
@@ -40,49 +51,65 @@ static kvs_status device_alloc(void *self, uint64_t bytes, uint64_t alignment, u
 
 static void device_free(void *self, uint64_t address, uint64_t bytes)
 {
-    (void)bytes;
     struct kvs_cuda *cuda = enter(self);
-    kvs_cuda_memory_free(cuda->memory, address);
+    kvs_cuda_memory_free(cuda->memory, address, bytes);
     kvs_cuda_leave(&cuda->driver);
 }
 
-static kvs_status fill(struct kvs_cuda *cuda, uint64_t address, uint8_t value, uint64_t bytes)
+static kvs_status fill(void *self, uint64_t address, uint8_t value, uint64_t bytes)
 {
-    return wait_compute(
-        cuda, KVS_CUDA_CALL(cuda->device, &cuda->driver, fill, address, value, (size_t)bytes, cuda->compute));
+    kvs_status status;
+    struct kvs_cuda *cuda = enter_to_begin(self, &status);
+    if (status == KVS_OK) {
+        status = KVS_CUDA_CALL(cuda->device, &cuda->driver, fill, address, value, (size_t)bytes, cuda->compute);
+    }
+    return leave(cuda, wait_compute(cuda, status, "bytes to be filled:", bytes));
 }
 
 static void device_fill_nan(void *self, uint64_t address, uint64_t bytes)
 {
-    struct kvs_cuda *cuda = enter(self);
-    (void)leave(cuda, fill(cuda, address, 0xff, bytes));
+    (void)fill(self, address, 0xff, bytes);
 }
 
 static kvs_status device_zero(void *self, uint64_t address, uint64_t bytes)
 {
-    struct kvs_cuda *cuda = enter(self);
-    return leave(cuda, fill(cuda, address, 0, bytes));
+    return fill(self, address, 0, bytes);
 }
 
 static kvs_status device_move(void *self, uint64_t from, uint64_t to, uint64_t bytes)
 {
-    struct kvs_cuda *cuda = enter(self);
-    const kvs_status status = KVS_CUDA_CALL(cuda->device, &cuda->driver, copy, to, from, (size_t)bytes, cuda->compute);
-    return leave(cuda, wait_compute(cuda, status));
+    kvs_status status;
+    struct kvs_cuda *cuda = enter_to_begin(self, &status);
+    if (status == KVS_OK) {
+        status = KVS_CUDA_CALL(cuda->device, &cuda->driver, copy, to, from, (size_t)bytes, cuda->compute);
+    }
+    return leave(cuda, wait_compute(cuda, status, "bytes to be moved:", bytes));
 }
 
 static kvs_status device_read(void *self, uint64_t address, uint64_t bytes, void *to)
 {
-    struct kvs_cuda *cuda = enter(self);
-    return leave(cuda, kvs_cuda_memory_download(cuda->memory, to, address, bytes));
+    kvs_status status;
+    struct kvs_cuda *cuda = enter_to_begin(self, &status);
+    return leave(cuda, status != KVS_OK ? status : kvs_cuda_memory_download(cuda->memory, to, address, bytes));
 }
 
 static kvs_status device_write(void *self, uint64_t address, uint64_t bytes, const void *from)
 {
+    kvs_status status;
+    struct kvs_cuda *cuda = enter_to_begin(self, &status);
+    if (status == KVS_OK) {
+        status = bytes < LARGE_WRITE ? kvs_cuda_memory_upload(cuda->memory, address, from, bytes)
+                                     : kvs_cuda_loader_copy(cuda->loader, address, from, bytes);
+    }
+    return leave(cuda, wait_compute(cuda, status, "bytes to be written:", bytes));
+}
+
+static bool device_may_drop(void *self, uint64_t bytes)
+{
     struct kvs_cuda *cuda = enter(self);
-    const kvs_status status = bytes < LARGE_WRITE ? kvs_cuda_memory_upload(cuda->memory, address, from, bytes)
-                                                  : kvs_cuda_loader_copy(cuda->loader, address, from, bytes);
-    return leave(cuda, wait_compute(cuda, status));
+    const bool may_drop = kvs_cuda_waits_may_free(&cuda->driver, bytes);
+    (void)leave(cuda, KVS_OK);
+    return may_drop;
 }
 
 /* ---- host history and copies ---- */
@@ -143,8 +170,11 @@ static kvs_status weight_bytes(void *self, int type, uint64_t k, uint64_t n, uin
 
 static kvs_status weight_pack(void *self, int type, uint64_t k, uint64_t n, const void *rows, uint64_t address)
 {
-    struct kvs_cuda *cuda = enter(self);
-    return leave(cuda, kvs_cuda_weight_pack(&cuda->launcher, cuda->loader, type, k, n, rows, address));
+    kvs_status status;
+    struct kvs_cuda *cuda = enter_to_begin(self, &status);
+    return leave(cuda, status != KVS_OK
+                           ? status
+                           : kvs_cuda_weight_pack(&cuda->launcher, cuda->loader, type, k, n, rows, address));
 }
 
 static kvs_status op_scratch_bytes(void *self, const kvs_bound_op *op, uint32_t max_rows, uint64_t *bytes)
@@ -168,8 +198,10 @@ static kvs_status run_op(void *self, const kvs_bound_op *op, const struct kvs_st
 
 static kvs_status delta_fold(void *self, const kvs_delta_view *views, uint32_t layer, void *scratch)
 {
-    struct kvs_cuda *cuda = enter(self);
-    return leave(cuda, wait_compute(cuda, kvs_cuda_launch_delta_fold(&cuda->launcher, views, layer, scratch)));
+    kvs_status status;
+    struct kvs_cuda *cuda = enter_to_begin(self, &status);
+    status = status != KVS_OK ? status : kvs_cuda_launch_delta_fold(&cuda->launcher, views, layer, scratch);
+    return leave(cuda, wait_compute(cuda, status, "a fold of recurrent layer", layer));
 }
 
 static kvs_status attend_begin(void *self, const kvs_bound_op *op, const struct kvs_step *step)
@@ -196,8 +228,9 @@ static kvs_status attend_finish(void *self, const kvs_bound_op *op, const struct
 /* The context stays entered for the pass, whose operations one thread launches. */
 static kvs_status pass_begin(void *self, struct kvs_step *step)
 {
-    struct kvs_cuda *cuda = enter(self);
-    kvs_status status = kvs_cuda_loader_rest(cuda->loader);
+    kvs_status status;
+    struct kvs_cuda *cuda = enter_to_begin(self, &status);
+    status = status != KVS_OK ? status : kvs_cuda_loader_rest(cuda->loader);
     status = status != KVS_OK ? status : kvs_cuda_steps_begin(cuda->steps, step);
     return status == KVS_OK ? KVS_OK : leave(cuda, status);
 }
@@ -226,7 +259,8 @@ kvs_status kvs_cuda_launch(kvs_cuda_launcher *launcher, const kvs_cuda_key *key,
         return KVS_OK;
     }
     cu_function function = NULL;
-    const kvs_status status = kvs_cuda_kernels_find(cuda->kernels, key, shared_bytes, &function);
+    kvs_status status = kvs_cuda_kernels_find(cuda->kernels, key, shared_bytes, &function);
+    status = status != KVS_OK ? status : kvs_cuda_waits_pace(&cuda->driver, cuda->compute);
     if (status != KVS_OK) {
         return status;
     }
@@ -248,8 +282,11 @@ static void describe(void *self, kvs_device_info *info)
     struct kvs_cuda *cuda = enter(self);
     size_t free_bytes = 0;
     size_t total_bytes = 0;
-    (void)cuda->driver.api.memory_info(&free_bytes, &total_bytes);
-    (void)cuda->driver.api.device_name(info->name, (int)sizeof info->name, cuda->driver.device);
+    if (kvs_cuda_waits_stuck(&cuda->driver) == 0) { /* such a thread may hold what these calls need */
+        (void)cuda->driver.api.memory_info(&free_bytes, &total_bytes);
+        (void)cuda->driver.api.device_name(info->name, (int)sizeof info->name, cuda->driver.device);
+    }
+    kvs_cuda_waits_describe(&cuda->driver, info);
     info->name[sizeof info->name - 1] = '\0';
     info->arch = cuda->driver.arch;
     info->memory_bytes = total_bytes;
@@ -257,7 +294,26 @@ static void describe(void *self, kvs_device_info *info)
     (void)leave(cuda, KVS_OK);
 }
 
-/* Undoes create as far as it came. The context is entered. */
+/* The streams, and the context where nothing of ours is at work in it: to release it would wait for that. */
+static void free_streams(struct kvs_cuda *cuda)
+{
+    const bool may_go = kvs_cuda_waits_may_free(&cuda->driver, 0);
+    if (may_go && cuda->readers != NULL) {
+        (void)cuda->driver.api.event_destroy(cuda->readers);
+    }
+    if (may_go && cuda->compute != NULL) {
+        kvs_cuda_waits_unwatch(&cuda->driver, cuda->compute);
+        (void)cuda->driver.api.stream_destroy(cuda->compute);
+    }
+    kvs_cuda_waits_destroy(&cuda->driver);
+    kvs_cuda_leave(&cuda->driver);
+    if (may_go) {
+        kvs_cuda_driver_close(&cuda->driver);
+    }
+}
+
+/* Undoes create as far as it came. The context is entered. What the card, or a thread that does not come back from the driver, may
+ * still use stays until the process ends. */
 static void free_parts(struct kvs_cuda *cuda)
 {
     kvs_cuda_copies_destroy(cuda->copies);
@@ -265,14 +321,12 @@ static void free_parts(struct kvs_cuda *cuda)
     kvs_cuda_kernels_destroy(cuda->kernels);
     kvs_cuda_loader_destroy(cuda->loader);
     kvs_cuda_memory_destroy(cuda->memory);
-    if (cuda->readers != NULL) {
-        (void)cuda->driver.api.event_destroy(cuda->readers);
+    if (cuda->driver.waits != NULL && kvs_cuda_waits_stuck(&cuda->driver) != 0) {
+        kvs_device_keep(cuda->device);
+        kvs_cuda_leave(&cuda->driver);
+        return;
     }
-    if (cuda->compute != NULL) {
-        (void)cuda->driver.api.stream_destroy(cuda->compute);
-    }
-    kvs_cuda_leave(&cuda->driver);
-    kvs_cuda_driver_close(&cuda->driver);
+    free_streams(cuda);
     free(cuda);
 }
 
@@ -310,6 +364,7 @@ static const kvs_backend TABLE = {
     .pass_begin = pass_begin,
     .pass_end = pass_end,
     .describe = describe,
+    .device_may_drop = device_may_drop,
     .device_adopt = kvs_cuda_adopt,
     .host_admit = kvs_cuda_host_admit,
     .stream = kvs_cuda_stream,
@@ -318,12 +373,16 @@ static const kvs_backend TABLE = {
     .destroy = destroy,
 };
 
-static kvs_status create_parts(struct kvs_cuda *cuda)
+static kvs_status create_parts(struct kvs_cuda *cuda, uint64_t wait_limit_ns)
 {
     kvs_device *device = cuda->device;
     const kvs_cuda_driver *driver = &cuda->driver;
-    kvs_status status = KVS_CUDA_CALL(device, driver, stream_create, &cuda->compute, CU_STREAM_NON_BLOCKING);
+    kvs_status status = kvs_cuda_waits_create(device, &cuda->driver, wait_limit_ns);
     if (status == KVS_OK) {
+        status = KVS_CUDA_CALL(device, driver, stream_create, &cuda->compute, CU_STREAM_NON_BLOCKING);
+    }
+    if (status == KVS_OK) {
+        kvs_cuda_waits_watch(driver, cuda->compute, "operations");
         status = KVS_CUDA_CALL(device, driver, event_create, &cuda->readers, CU_EVENT_DISABLE_TIMING);
     }
     if (status == KVS_OK) {
@@ -366,7 +425,7 @@ kvs_status kvs_cuda_backend_create(kvs_device *device, const kvs_device_desc *de
                                          .shared_bytes = cuda->driver.shared_bytes,
                                          .cuda = cuda};
     kvs_cuda_enter(&cuda->driver);
-    status = create_parts(cuda);
+    status = create_parts(cuda, desc->wait_limit_ns);
     if (status != KVS_OK) {
         free_parts(cuda);
         return status;

@@ -1,6 +1,7 @@
 /* batch.c: the copies of a batch, from the driver's calls to their counters. */
 #include "backends/cuda/batch.h"
 
+#include "backends/cuda/waits.h"
 #include "base/sync.h"
 
 enum { LANE_IN = 0, LANE_OUT = 1 };
@@ -56,12 +57,13 @@ static kvs_status issue_copy(kvs_cuda_lanes *lanes, const kvs_cuda_entry *entry)
 {
     const kvs_copy *copy = &entry->copy;
     const cu_stream stream = lanes->streams[copy->is_out ? LANE_OUT : LANE_IN];
-    const kvs_status verdict = kvs_hook_ask(lanes->device, KVS_HOOK_COPY);
-    if (verdict != KVS_OK) {
-        return verdict;
+    kvs_status status = kvs_hook_ask(lanes->device, KVS_HOOK_COPY);
+    status = status != KVS_OK ? status : kvs_cuda_waits_admit(lanes->driver);
+    if (status != KVS_OK) {
+        return status;
     }
     const uint64_t extent = host_extent(copy);
-    kvs_status status =
+    status =
         kvs_cuda_host_pin(entry->host, lanes->device, lanes->driver, copy->host_offset, extent);
     if (status != KVS_OK) {
         return status;
@@ -83,14 +85,16 @@ void kvs_cuda_batch_issue(kvs_cuda_lanes *lanes, kvs_cuda_batch *batch)
     const bool is_out = batch->entries[0].copy.is_out != 0;
     const cu_stream stream = lanes->streams[is_out ? LANE_OUT : LANE_IN];
     batch->started_ns = kvs_clock_ns();
-    kvs_status shared = KVS_OK;
-    if (!is_out) {
+    kvs_status shared = kvs_cuda_waits_admit(lanes->driver);
+    if (shared == KVS_OK && !is_out) {
         shared = KVS_CUDA_CALL(lanes->device, lanes->driver, stream_after, stream, lanes->readers, 0);
     }
     for (uint32_t i = 0; i < batch->n_copies; i++) {
         batch->status[i] = shared == KVS_OK ? issue_copy(lanes, &batch->entries[i]) : shared;
     }
-    shared = KVS_CUDA_CALL(lanes->device, lanes->driver, event_record, batch->event, stream);
+    shared = shared != KVS_OK
+                 ? shared
+                 : KVS_CUDA_CALL(lanes->device, lanes->driver, event_record, batch->event, stream);
     for (uint32_t i = 0; shared != KVS_OK && i < batch->n_copies; i++) {
         batch->status[i] = shared;
     }
@@ -117,10 +121,20 @@ static bool finish_copy(kvs_device *device, const kvs_copy *copy, kvs_status sta
     return is_unheard;
 }
 
-/* Time of a batch counts from where the one before ended, and belongs to its copies by their bytes. */
-bool kvs_cuda_batch_finish(kvs_cuda_lanes *lanes, kvs_cuda_batch *batch)
+kvs_status kvs_cuda_batch_wait(kvs_cuda_lanes *lanes, const kvs_cuda_batch *batch)
 {
-    const kvs_status status = KVS_CUDA_CALL(lanes->device, lanes->driver, event_wait, batch->event);
+    return kvs_cuda_wait_event(lanes->driver, batch->event, "%u copies of %llu bytes %s history", batch->n_copies,
+                               (kvs_ull)batch->n_bytes, batch->entries[0].copy.is_out ? "to" : "from");
+}
+
+bool kvs_cuda_batch_tell_copy(const kvs_cuda_lanes *lanes, const kvs_copy *copy, kvs_status status)
+{
+    return finish_copy(lanes->device, copy, status, 0);
+}
+
+/* Time of a batch counts from where the one before ended, and belongs to its copies by their bytes. */
+bool kvs_cuda_batch_tell(kvs_cuda_lanes *lanes, const kvs_cuda_batch *batch, kvs_status status)
+{
     const uint64_t now_ns = kvs_clock_ns();
     const uint64_t from_ns = batch->started_ns > lanes->last_end_ns ? batch->started_ns : lanes->last_end_ns;
     const double ns_per_byte = (double)(now_ns - from_ns) / (double)batch->n_bytes;

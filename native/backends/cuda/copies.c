@@ -3,6 +3,7 @@
 
 #include "backends/cuda/batch.h"
 #include "backends/cuda/queue.h"
+#include "backends/cuda/waits.h"
 #include "base/sync.h"
 
 #include <pthread.h>
@@ -15,6 +16,9 @@
 
 /* A waiter looks this often before it sleeps: a few microseconds, less than a wake-up costs. */
 #define SPIN_LOOKS 256
+
+/* A waiter waits in so many parts for the thread to come on. */
+#define PATIENCE_PARTS 16u
 
 enum { QUEUE_FREE = 0, QUEUE_GATED = 1, N_QUEUES = 2 };
 
@@ -35,8 +39,11 @@ struct kvs_cuda_copies {
     kvs_cuda_host **hosts;
     uint32_t n_hosts;
     uint32_t hosts_capacity;
+    uint64_t n_ended;    /* batches */
     bool must_stop;
-    bool has_failed; /* a copy without `failed` */
+    bool has_stopped;    /* the thread has nothing here any more */
+    bool is_given_up;    /* the thread is somewhere in the driver, and whoever waited for its copies has been told */
+    bool has_failed;     /* a copy without `failed` */
 };
 
 static void lock(kvs_cuda_copies *copies)
@@ -66,6 +73,7 @@ static void fill(kvs_cuda_copies *copies, kvs_cuda_batch *batch)
 {
     batch->n_copies = 0;
     batch->n_bytes = 0;
+    batch->telling = KVS_CUDA_UNTOLD;
     kvs_cuda_queue *queue;
     while (batch->n_copies < KVS_CUDA_BATCH_COPIES && batch->n_bytes < MAX_BATCH_BYTES &&
            (queue = next_queue(copies)) != NULL) {
@@ -94,13 +102,30 @@ static void end_batch(kvs_cuda_copies *copies)
 {
     kvs_cuda_batch *batch = &copies->batches[copies->oldest];
     unlock(copies);
-    const bool is_unheard = kvs_cuda_batch_finish(&copies->lanes, batch);
+    const kvs_status status = kvs_cuda_batch_wait(&copies->lanes, batch);
     lock(copies);
-    copies->has_failed |= is_unheard;
+    if (batch->telling == KVS_CUDA_UNTOLD) {
+        batch->telling = KVS_CUDA_TELLING;
+        unlock(copies);
+        const bool is_unheard = kvs_cuda_batch_tell(&copies->lanes, batch, status);
+        lock(copies);
+        batch->telling = KVS_CUDA_TOLD;
+        copies->has_failed |= is_unheard;
+    }
     batch->n_copies = 0;
     copies->oldest = (copies->oldest + 1) % MAX_BATCHES;
     copies->n_under_way--;
+    copies->n_ended++;
     kvs_cond_wake_all(&copies->progress);
+}
+
+/* With the lock held. */
+static void note_return(kvs_cuda_copies *copies)
+{
+    if (copies->is_given_up) {
+        copies->is_given_up = false;
+        kvs_cuda_waits_came_back(copies->lanes.driver);
+    }
 }
 
 static void *thread_main(void *argument)
@@ -117,9 +142,12 @@ static void *thread_main(void *argument)
         } else {
             kvs_cond_wait(&copies->work, &copies->lock);
         }
+        note_return(copies);
     }
-    unlock(copies);
     kvs_cuda_leave(copies->lanes.driver);
+    copies->has_stopped = true;
+    kvs_cond_wake_all(&copies->progress);
+    unlock(copies);
     return NULL;
 }
 
@@ -135,6 +163,84 @@ static bool start_thread(kvs_cuda_copies *copies)
     return copies->has_thread;
 }
 
+/* ---- waiting for the thread ---- */
+
+/* Batches whose copies somebody may still wait for. */
+static uint32_t n_untold(const kvs_cuda_copies *copies)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < copies->n_under_way; i++) {
+        count += copies->batches[(copies->oldest + i) % MAX_BATCHES].telling != KVS_CUDA_TOLD;
+    }
+    return count;
+}
+
+/* The thread waits with an end, so it is in another call of the driver's, which does not come back. All its copies have
+ * failed, those that wait too; the thread will find them told. With the lock held. */
+static void give_up(kvs_cuda_copies *copies)
+{
+    kvs_cuda_lanes *lanes = &copies->lanes;
+    const kvs_status status =
+        kvs_cuda_waits_give_up(lanes->driver, "the copy thread, which is in a call of the driver, with %u batches under way",
+                               copies->n_under_way);
+    copies->is_given_up = true;
+    for (uint32_t i = 0; i < copies->n_under_way; i++) {
+        kvs_cuda_batch *batch = &copies->batches[(copies->oldest + i) % MAX_BATCHES];
+        for (uint32_t j = 0; batch->telling == KVS_CUDA_UNTOLD && j < batch->n_copies; j++) {
+            copies->has_failed |= kvs_cuda_batch_tell_copy(lanes, &batch->entries[j].copy, status);
+        }
+        batch->telling = batch->telling == KVS_CUDA_UNTOLD ? KVS_CUDA_TOLD : batch->telling;
+    }
+    for (int q = 0; q < N_QUEUES; q++) {
+        for (uint32_t i = copies->queues[q].begin; i < copies->queues[q].end; i++) {
+            copies->has_failed |= kvs_cuda_batch_tell_copy(lanes, &copies->queues[q].entries[i].copy, status);
+        }
+        copies->queues[q].end = copies->queues[q].begin;
+    }
+    kvs_cond_wake_all(&copies->progress);
+}
+
+/* How far a waiter has seen the thread come, and how often it has waited since in vain: in parts, so that a process that
+ * was stopped for a while has lost one of them only. Zeroed: has not looked. */
+struct patience {
+    uint64_t n_ended;
+    uint32_t n_parts;
+};
+
+/* False in a fork: the thread is not there. With the lock held. */
+static bool sleep_for_progress(kvs_cuda_copies *copies, struct patience *patience)
+{
+    if (kvs_device_is_forked(copies->device)) {
+        return false;
+    }
+    if (patience->n_ended != copies->n_ended) {
+        *patience = (struct patience){.n_ended = copies->n_ended};
+    }
+    const uint64_t part_ns = kvs_cuda_waits_patience_ns(copies->lanes.driver) / PATIENCE_PARTS;
+    if (!kvs_cond_wait_until(&copies->progress, &copies->lock, kvs_clock_ns() + part_ns)) {
+        patience->n_parts++;
+    }
+    if (patience->n_parts == PATIENCE_PARTS && patience->n_ended == copies->n_ended && !copies->is_given_up) {
+        give_up(copies);
+    }
+    return true;
+}
+
+/* Whether the thread has ended. A lost card ends its waits, so only one that is stuck in the driver does not. */
+static bool stop_thread(kvs_cuda_copies *copies)
+{
+    struct patience patience = {0};
+    lock(copies);
+    copies->must_stop = true;
+    kvs_cond_wake_all(&copies->work);
+    while (!copies->has_stopped && !copies->is_given_up && sleep_for_progress(copies, &patience)) {
+    }
+    const bool has_stopped = copies->has_stopped;
+    unlock(copies);
+    (void)(has_stopped ? pthread_join(copies->thread, NULL) : pthread_detach(copies->thread));
+    return has_stopped;
+}
+
 /* ---- create, destroy ---- */
 
 void kvs_cuda_copies_destroy(kvs_cuda_copies *copies)
@@ -142,21 +248,22 @@ void kvs_cuda_copies_destroy(kvs_cuda_copies *copies)
     if (copies == NULL) {
         return;
     }
-    if (copies->has_thread) {
-        lock(copies);
-        copies->must_stop = true;
-        kvs_cond_wake_all(&copies->work);
-        unlock(copies);
-        (void)pthread_join(copies->thread, NULL);
-    }
+    const bool is_alone = !copies->has_thread || stop_thread(copies);
+    const kvs_cuda_driver *driver = copies->lanes.driver;
     for (uint32_t i = 0; i < copies->n_hosts; i++) {
-        kvs_cuda_host_destroy(copies->hosts[i], copies->lanes.driver);
+        kvs_cuda_host_destroy(copies->hosts[i], driver);
     }
-    for (uint32_t i = 0; i < MAX_BATCHES && copies->batches[i].event != NULL; i++) {
-        (void)copies->lanes.driver->api.event_destroy(copies->batches[i].event);
+    if (!is_alone) {
+        return; /* the thread goes on with what is here when the driver comes back: all of it stays */
     }
-    for (int i = 0; i < KVS_CUDA_LANES && copies->lanes.streams[i] != NULL; i++) {
-        (void)copies->lanes.driver->api.stream_destroy(copies->lanes.streams[i]);
+    /* Streams of a lost card go on being looked at: until they have finished nothing else may go either. */
+    const bool may_go = kvs_cuda_waits_may_free(driver, 0);
+    for (uint32_t i = 0; may_go && i < MAX_BATCHES && copies->batches[i].event != NULL; i++) {
+        (void)driver->api.event_destroy(copies->batches[i].event);
+    }
+    for (int i = 0; may_go && i < KVS_CUDA_LANES && copies->lanes.streams[i] != NULL; i++) {
+        kvs_cuda_waits_unwatch(driver, copies->lanes.streams[i]);
+        (void)driver->api.stream_destroy(copies->lanes.streams[i]);
     }
     free(copies->hosts);
     free(copies->queues[QUEUE_FREE].entries);
@@ -189,6 +296,10 @@ static kvs_status create_streams(kvs_cuda_copies *copies)
     kvs_status status = KVS_OK;
     for (int i = 0; status == KVS_OK && i < KVS_CUDA_LANES; i++) {
         status = KVS_CUDA_CALL(copies->device, copies->lanes.driver, stream_create, &copies->lanes.streams[i], CU_STREAM_NON_BLOCKING);
+    }
+    for (int i = 0; status == KVS_OK && i < KVS_CUDA_LANES; i++) {
+        kvs_cuda_waits_watch(copies->lanes.driver, copies->lanes.streams[i],
+                             i == 0 ? "copies from history" : "copies to history");
     }
     for (uint32_t i = 0; status == KVS_OK && i < MAX_BATCHES; i++) {
         status =
@@ -322,6 +433,10 @@ static kvs_status check_all(kvs_cuda_copies *copies, const kvs_copy *more, uint3
 
 kvs_status kvs_cuda_copies_submit(kvs_cuda_copies *copies, const kvs_copy *more, uint32_t n_more)
 {
+    const kvs_status admitted = kvs_cuda_waits_admit(copies->lanes.driver);
+    if (admitted != KVS_OK) {
+        return admitted;
+    }
     lock(copies);
     const kvs_status status = check_all(copies, more, n_more);
     for (uint32_t i = 0; status == KVS_OK && i < n_more; i++) {
@@ -358,16 +473,6 @@ static uint32_t n_queued(const kvs_cuda_copies *copies)
     return count;
 }
 
-/* False in a fork: the thread is not there. */
-static bool sleep_for_progress(kvs_cuda_copies *copies)
-{
-    if (kvs_device_is_forked(copies->device)) {
-        return false;
-    }
-    kvs_cond_wait(&copies->progress, &copies->lock);
-    return true;
-}
-
 kvs_status kvs_cuda_copies_wait(kvs_cuda_copies *copies, const _Atomic uint64_t *counter, uint64_t value,
                                 const _Atomic int *failed)
 {
@@ -378,9 +483,10 @@ kvs_status kvs_cuda_copies_wait(kvs_cuda_copies *copies, const _Atomic uint64_t 
     if (status != KVS_PENDING) {
         return status;
     }
+    struct patience patience = {0};
     lock(copies);
-    while ((status = look(counter, value, failed)) == KVS_PENDING && (copies->n_under_way != 0 || n_queued(copies) != 0)) {
-        if (!sleep_for_progress(copies)) {
+    while ((status = look(counter, value, failed)) == KVS_PENDING && (n_untold(copies) != 0 || n_queued(copies) != 0)) {
+        if (!sleep_for_progress(copies, &patience)) {
             break;
         }
     }
@@ -402,9 +508,10 @@ void kvs_cuda_copies_gate_advanced(kvs_cuda_copies *copies)
 
 kvs_status kvs_cuda_copies_drain(kvs_cuda_copies *copies)
 {
+    struct patience patience = {0};
     lock(copies);
-    while (copies->n_under_way != 0 || next_queue(copies) != NULL) {
-        if (!sleep_for_progress(copies)) {
+    while (n_untold(copies) != 0 || next_queue(copies) != NULL) {
+        if (!sleep_for_progress(copies, &patience)) {
             copies->has_failed = true;
             break;
         }
@@ -426,7 +533,7 @@ static bool is_under_way(const kvs_cuda_copies *copies, const _Atomic uint64_t *
 {
     for (uint32_t i = 0; i < copies->n_under_way; i++) {
         const kvs_cuda_batch *batch = &copies->batches[(copies->oldest + i) % MAX_BATCHES];
-        for (uint32_t j = 0; j < batch->n_copies; j++) {
+        for (uint32_t j = 0; batch->telling != KVS_CUDA_TOLD && j < batch->n_copies; j++) {
             if (batch->entries[j].copy.done == done) {
                 return true;
             }
@@ -442,7 +549,8 @@ void kvs_cuda_copies_cancel(kvs_cuda_copies *copies, const _Atomic uint64_t *don
     kvs_cuda_queue_drop(&copies->queues[QUEUE_GATED], done);
     /* A waiter may have nothing left to wait for. */
     kvs_cond_wake_all(&copies->progress);
-    while (is_under_way(copies, done) && sleep_for_progress(copies)) {
+    struct patience patience = {0};
+    while (is_under_way(copies, done) && sleep_for_progress(copies, &patience)) {
     }
     unlock(copies);
 }

@@ -23,6 +23,7 @@ typedef struct kvs_cuda_driver {
     uint32_t arch;
     uint32_t n_sm;
     uint32_t shared_bytes;
+    struct kvs_cuda_waits *waits; /* waits.h; NULL: none are made yet, or there is no card */
 } kvs_cuda_driver;
 
 /* Open the library, find the device, retain its context. Nothing is left behind on failure. The text of a failure is kept for `device`.

@@ -1,6 +1,8 @@
 /* hosts.c: host history memory. */
 #include "backends/cuda/hosts.h"
 
+#include "backends/cuda/waits.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -44,8 +46,12 @@ kvs_status kvs_cuda_host_create(kvs_device *device, uint64_t n_bytes, kvs_cuda_h
     return KVS_OK;
 }
 
+/* A card that is at work may still copy there, and a thread that is stuck in the driver goes on with `host` itself. */
 void kvs_cuda_host_destroy(kvs_cuda_host *host, const kvs_cuda_driver *driver)
 {
+    if (!kvs_cuda_waits_may_free(driver, host->n_bytes)) {
+        return;
+    }
     for (uint64_t chunk = 0; chunk * CHUNK_BYTES < host->n_bytes; chunk++) {
         if (host->is_pinned[chunk]) {
             (void)driver->api.host_unregister(host->base + chunk * CHUNK_BYTES);

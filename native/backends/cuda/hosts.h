@@ -14,7 +14,7 @@ kvs_status kvs_cuda_host_create(kvs_device *device, uint64_t n_bytes, kvs_cuda_h
  * errors: ENOMEM with the limits that were found */
 kvs_status kvs_cuda_hosts_admit(kvs_device *device, const kvs_cuda_driver *driver, uint64_t n_bytes);
 
-/* Nothing copies from or to it any more; the context is entered. */
+/* No copy is queued any more; what a lost card may still use is left to it. The context is entered. */
 void kvs_cuda_host_destroy(kvs_cuda_host *host, const kvs_cuda_driver *driver);
 
 uint64_t kvs_cuda_host_base(const kvs_cuda_host *host);

@@ -3,6 +3,7 @@
 
 #include "backends/cuda/cuda.h"
 #include "backends/cuda/hosts.h"
+#include "backends/cuda/waits.h"
 
 static struct kvs_cuda *enter(void *self)
 {
@@ -38,7 +39,8 @@ kvs_status kvs_cuda_adopt(void *self, uint64_t address, uint64_t bytes)
 kvs_status kvs_cuda_host_admit(void *self, uint64_t bytes)
 {
     struct kvs_cuda *cuda = enter(self);
-    return leave(cuda, kvs_cuda_hosts_admit(cuda->device, &cuda->driver, bytes));
+    const kvs_status status = kvs_cuda_waits_admit(&cuda->driver);
+    return leave(cuda, status != KVS_OK ? status : kvs_cuda_hosts_admit(cuda->device, &cuda->driver, bytes));
 }
 
 uint64_t kvs_cuda_stream(void *self)
@@ -50,7 +52,10 @@ kvs_status kvs_cuda_lead_stream(void *self, uint64_t stream)
 {
     struct kvs_cuda *cuda = enter(self);
     cu_event event = NULL;
-    kvs_status status = KVS_CUDA_CALL(cuda->device, &cuda->driver, event_create, &event, CU_EVENT_DISABLE_TIMING);
+    kvs_status status = kvs_cuda_waits_admit(&cuda->driver);
+    if (status == KVS_OK) {
+        status = KVS_CUDA_CALL(cuda->device, &cuda->driver, event_create, &event, CU_EVENT_DISABLE_TIMING);
+    }
     if (status != KVS_OK) {
         return leave(cuda, status);
     }

@@ -1,6 +1,7 @@
 /* kernels.c: a list of images by key, and their functions. Keys are few and lookups many, so both have a table by hash. */
 #include "backends/cuda/kernels.h"
 
+#include "backends/cuda/waits.h"
 #include "base/sync.h"
 
 #include <stdio.h>
@@ -101,7 +102,7 @@ void kvs_cuda_kernels_destroy(kvs_cuda_kernels *kernels)
         return;
     }
     for (uint32_t i = 0; i < kernels->n_images; i++) {
-        if (kernels->images[i].module != NULL) {
+        if (kernels->images[i].module != NULL && kvs_cuda_waits_may_free(kernels->driver, 0)) {
             (void)kernels->driver->api.module_unload(kernels->images[i].module);
         }
     }
@@ -197,7 +198,9 @@ kvs_status kvs_cuda_kernels_give(kvs_cuda_kernels *kernels, uint32_t index, cons
     } else if (kernels->images[index].module == NULL) {
         cu_module module = NULL;
         kvs_cuda_enter(kernels->driver);
-        status = KVS_CUDA_CALL(kernels->device, kernels->driver, module_load, &module, image);
+        status = kvs_cuda_waits_admit(kernels->driver);
+        status = status != KVS_OK ? status
+                                  : KVS_CUDA_CALL(kernels->device, kernels->driver, module_load, &module, image);
         kvs_cuda_leave(kernels->driver);
         kernels->images[index].module = status == KVS_OK ? module : NULL;
     }

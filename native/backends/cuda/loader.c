@@ -4,6 +4,7 @@
 
 #include "backends/cuda/loader.h"
 
+#include "backends/cuda/waits.h"
 #include "base/sync.h"
 
 #include <pthread.h>
@@ -17,7 +18,7 @@
 #define MAX_WORKERS 32u
 #define COPY_PIECE_BYTES ((uint64_t)256 << 10)
 
-enum { N_STAGES = 2 };
+enum { N_STAGES = 2, PATIENCE_PARTS = 16 };
 
 struct stage {
     uint8_t *memory;
@@ -33,10 +34,10 @@ struct worker {
     bool has_thread;
 };
 
-/* What a call of the driver said first. */
+/* What went wrong first, in whichever thread. */
 struct outcome {
-    const char *call; /* NULL: nothing has failed */
-    cu_result result;
+    kvs_status status;
+    char text[256];
 };
 
 struct kvs_cuda_loader {
@@ -50,6 +51,7 @@ struct kvs_cuda_loader {
     uint64_t generation; /* rises with each load */
     uint32_t n_busy;     /* threads that are at the load */
     bool is_ending;
+    bool is_given_up; /* they do not come back from the driver */
     struct outcome outcome;
     _Atomic uint64_t next; /* piece that nobody has taken */
     uint64_t at_once;      /* pieces taken together */
@@ -57,33 +59,49 @@ struct kvs_cuda_loader {
     struct worker workers[MAX_WORKERS];
 };
 
-static void note(kvs_cuda_loader *loader, const char *call, cu_result result)
+/* Keep the calling thread's newest failure. */
+static void note(kvs_cuda_loader *loader, kvs_status status)
 {
     kvs_mutex_lock(&loader->lock);
-    if (loader->outcome.call == NULL) {
-        loader->outcome = (struct outcome){call, result};
+    if (loader->outcome.status == KVS_OK) {
+        loader->outcome.status = status;
+        (void)kvs_device_last_error(loader->device, loader->outcome.text, sizeof loader->outcome.text);
     }
     kvs_mutex_unlock(&loader->lock);
     /* Nobody takes another piece. */
     atomic_store_explicit(&loader->next, UINT64_MAX / 2, memory_order_relaxed);
 }
 
+static bool is_ok(kvs_cuda_loader *loader, kvs_status status)
+{
+    if (status != KVS_OK) {
+        note(loader, status);
+    }
+    return status == KVS_OK;
+}
+
 static bool is_good(kvs_cuda_loader *loader, const char *call, cu_result result)
 {
-    if (result != CU_SUCCESS) {
-        note(loader, call, result);
-    }
-    return result == CU_SUCCESS;
+    return is_ok(loader, kvs_cuda_check(loader->device, loader->driver, call, result));
+}
+
+static bool has_arrived(kvs_cuda_loader *loader, const struct stage *stage)
+{
+    return stage->event == NULL ||
+           is_ok(loader, kvs_cuda_wait_event(loader->driver, stage->event,
+                                             "a pinned buffer of %llu bytes, whose load is under way",
+                                             (kvs_ull)stage->n_bytes));
 }
 
 /* ---- a worker ---- */
 
 static void free_stage(const kvs_cuda_driver *driver, struct stage *stage)
 {
-    if (stage->event != NULL) {
+    const bool may_go = kvs_cuda_waits_may_free(driver, stage->n_bytes);
+    if (may_go && stage->event != NULL) {
         (void)driver->api.event_destroy(stage->event);
     }
-    if (stage->memory != NULL) {
+    if (may_go && stage->memory != NULL) {
         (void)driver->api.host_free(stage->memory);
     }
     *stage = (struct stage){0};
@@ -93,7 +111,7 @@ static void free_stage(const kvs_cuda_driver *driver, struct stage *stage)
 static bool ready_stage(kvs_cuda_loader *loader, struct stage *stage, uint64_t n_bytes)
 {
     const kvs_cuda_api *api = &loader->driver->api;
-    if (stage->event != NULL && !is_good(loader, "event_wait", api->event_wait(stage->event))) {
+    if (!has_arrived(loader, stage)) {
         return false;
     }
     if (stage->n_bytes < n_bytes) {
@@ -122,7 +140,9 @@ static void take_pieces(struct worker *worker, const kvs_cuda_load *load)
         const uint64_t n_pieces = left < loader->at_once ? left : loader->at_once;
         struct stage *const stage = &worker->stages[worker->turn];
         worker->turn = (worker->turn + 1) % N_STAGES;
-        if (!ready_stage(loader, stage, room < STAGE_BYTES ? STAGE_BYTES : room)) {
+        /* Of a lost card the load may be over already, and what it was formed from gone. */
+        if (!ready_stage(loader, stage, room < STAGE_BYTES ? STAGE_BYTES : room) ||
+            !is_ok(loader, kvs_cuda_waits_admit(loader->driver))) {
             return;
         }
         load->form(load->what, first, n_pieces, stage->memory);
@@ -150,13 +170,18 @@ static void *run_worker(void *argument)
         if (loader->is_ending) {
             break;
         }
-        const kvs_cuda_load *const load = loader->load;
+        const kvs_cuda_load load = *loader->load;
         seen = loader->generation;
         loader->n_busy++;
         kvs_mutex_unlock(&loader->lock);
-        take_pieces(worker, load);
+        take_pieces(worker, &load);
         kvs_mutex_lock(&loader->lock);
         loader->n_busy--;
+        if (loader->n_busy == 0 && loader->is_given_up) {
+            loader->is_given_up = false;
+            loader->outcome = (struct outcome){0}; /* whoever loaded has been told */
+            kvs_cuda_waits_came_back(loader->driver);
+        }
         kvs_cond_wake_all(&loader->changed);
     }
     kvs_mutex_unlock(&loader->lock);
@@ -211,12 +236,34 @@ static void start(kvs_cuda_loader *loader)
     }
 }
 
-static void stop(kvs_cuda_loader *loader)
+/* Wait until no thread is at the load: none takes another piece, so each ends with the one that it has. False where one
+ * does not come back from the driver: all that it uses stays. With the lock held. */
+static bool all_rest(kvs_cuda_loader *loader)
+{
+    const uint64_t part_ns = kvs_cuda_waits_patience_ns(loader->driver) / PATIENCE_PARTS;
+    for (uint32_t part = 0; loader->n_busy != 0 && part < PATIENCE_PARTS && !loader->is_given_up;) {
+        part += !kvs_cond_wait_until(&loader->changed, &loader->lock, kvs_clock_ns() + part_ns);
+    }
+    if (loader->n_busy != 0 && !loader->is_given_up) {
+        loader->is_given_up = true;
+        loader->outcome.status = kvs_cuda_waits_give_up(
+            loader->driver, "%u threads that load, which are in calls of the driver", loader->n_busy);
+        (void)kvs_device_last_error(loader->device, loader->outcome.text, sizeof loader->outcome.text);
+    }
+    return loader->n_busy == 0;
+}
+
+/* Whether nobody is at it any more. */
+static bool stop(kvs_cuda_loader *loader)
 {
     kvs_mutex_lock(&loader->lock);
     loader->is_ending = true;
     kvs_cond_wake_all(&loader->changed);
+    const bool is_over = all_rest(loader);
     kvs_mutex_unlock(&loader->lock);
+    if (!is_over) {
+        return false;
+    }
     for (uint32_t i = 0; i < loader->n_workers; i++) {
         struct worker *const worker = &loader->workers[i];
         if (worker->has_thread) {
@@ -224,14 +271,13 @@ static void stop(kvs_cuda_loader *loader)
         }
         for (int turn = 0; turn < N_STAGES; turn++) {
             struct stage *const stage = &worker->stages[turn];
-            if (stage->event != NULL) {
-                (void)is_good(loader, "event_wait", loader->driver->api.event_wait(stage->event));
-            }
+            (void)has_arrived(loader, stage);
             free_stage(loader->driver, stage);
         }
         *worker = (struct worker){0};
     }
     loader->n_workers = 0;
+    return true;
 }
 
 /* What has gone wrong since somebody asked last. */
@@ -239,7 +285,7 @@ static kvs_status report(kvs_cuda_loader *loader)
 {
     const struct outcome outcome = loader->outcome;
     loader->outcome = (struct outcome){0};
-    return outcome.call == NULL ? KVS_OK : kvs_cuda_fail(loader->device, loader->driver, outcome.call, outcome.result);
+    return outcome.status == KVS_OK ? KVS_OK : kvs_fail(loader->device, outcome.status, "%s", outcome.text);
 }
 
 void kvs_cuda_loader_destroy(kvs_cuda_loader *loader)
@@ -247,7 +293,9 @@ void kvs_cuda_loader_destroy(kvs_cuda_loader *loader)
     if (loader == NULL) {
         return;
     }
-    stop(loader);
+    if (!stop(loader)) {
+        return; /* a thread comes back here when the driver lets it */
+    }
     kvs_cond_destroy(&loader->changed);
     kvs_mutex_destroy(&loader->lock);
     kvs_mutex_destroy(&loader->turn);
@@ -282,9 +330,7 @@ kvs_status kvs_cuda_loader_run(kvs_cuda_loader *loader, const kvs_cuda_load *loa
     kvs_mutex_lock(&loader->lock);
     /* Whoever has not begun finds no load any more. */
     loader->load = NULL;
-    while (loader->n_busy != 0) {
-        kvs_cond_wait(&loader->changed, &loader->lock);
-    }
+    (void)all_rest(loader);
     const kvs_status status = report(loader);
     kvs_mutex_unlock(&loader->lock);
     kvs_mutex_unlock(&loader->turn);
@@ -323,7 +369,7 @@ kvs_status kvs_cuda_loader_rest(kvs_cuda_loader *loader)
     kvs_status status = KVS_OK;
     kvs_mutex_lock(&loader->turn);
     if (loader->n_workers != 0) {
-        stop(loader);
+        (void)stop(loader);
         kvs_mutex_lock(&loader->lock);
         status = report(loader);
         kvs_mutex_unlock(&loader->lock);

@@ -22,18 +22,18 @@ typedef struct kvs_cuda_load {
  * errors: ENOMEM */
 kvs_status kvs_cuda_loader_create(kvs_device *device, const kvs_cuda_driver *driver, cu_stream stream, kvs_cuda_loader **loader);
 
-/* NULL is ignored. The context is entered. */
+/* NULL is ignored. The context is entered. Stays where a thread does not come back from the driver. */
 void kvs_cuda_loader_destroy(kvs_cuda_loader *loader);
 
 /* Form everything and give it to the driver in the compute order: `what` may go on return, though bytes may still be on their way.
- * The context is entered. thread: any; one at a time. errors: ENOMEM; EIO */
+ * The context is entered. thread: any; one at a time. errors: ENOMEM; EIO, also the card is lost */
 kvs_status kvs_cuda_loader_run(kvs_cuda_loader *loader, const kvs_cuda_load *load);
 
 /* Plain bytes, as a load. */
 kvs_status kvs_cuda_loader_copy(kvs_cuda_loader *loader, uint64_t address, const void *from, uint64_t n_bytes);
 
 /* Wait until all has arrived, and give threads and buffers back: they are had again when there is more to load. The context is
- * entered. thread: any. errors: ENOMEM; EIO a copy failed */
+ * entered. thread: any. errors: ENOMEM; EIO a copy failed, or the card is lost */
 kvs_status kvs_cuda_loader_rest(kvs_cuda_loader *loader);
 
 #endif

@@ -1,6 +1,7 @@
 /* memory.c: allocations, and two pinned buffers that take turns. */
 #include "backends/cuda/memory.h"
 
+#include "backends/cuda/waits.h"
 #include "base/sync.h"
 
 #include <stdlib.h>
@@ -80,7 +81,7 @@ void kvs_cuda_memory_destroy(kvs_cuda_memory *memory)
         if (memory->stages[i].event != NULL) {
             (void)memory->driver->api.event_destroy(memory->stages[i].event);
         }
-        if (memory->stages[i].memory != NULL) {
+        if (memory->stages[i].memory != NULL && kvs_cuda_waits_may_free(memory->driver, STAGE_BYTES)) {
             (void)memory->driver->api.host_free(memory->stages[i].memory);
         }
     }
@@ -119,6 +120,10 @@ static void note_shifted(kvs_cuda_memory *memory, struct shifted *item, uint64_t
 
 kvs_status kvs_cuda_memory_alloc(kvs_cuda_memory *memory, uint64_t bytes, uint64_t alignment, uint64_t *address)
 {
+    const kvs_status admitted = kvs_cuda_waits_admit(memory->driver);
+    if (admitted != KVS_OK) {
+        return admitted;
+    }
     const bool is_plain = alignment <= PLAIN_ALIGNMENT;
     uint64_t taken = bytes;
     struct shifted *item = is_plain ? NULL : malloc(sizeof *item);
@@ -159,16 +164,20 @@ static uint64_t take_base(kvs_cuda_memory *memory, uint64_t address)
     return base;
 }
 
-void kvs_cuda_memory_free(kvs_cuda_memory *memory, uint64_t address)
+void kvs_cuda_memory_free(kvs_cuda_memory *memory, uint64_t address, uint64_t bytes)
 {
-    (void)memory->driver->api.memory_free(take_base(memory, address));
+    const uint64_t base = take_base(memory, address);
+    if (kvs_cuda_waits_may_free(memory->driver, bytes)) {
+        (void)memory->driver->api.memory_free(base);
+    }
 }
 
 /* ---- bytes ---- */
 
 static kvs_status upload_part(kvs_cuda_memory *memory, struct stage *stage, uint64_t address, const void *from, uint64_t bytes)
 {
-    kvs_status status = KVS_CUDA_CALL(memory->device, memory->driver, event_wait, stage->event);
+    kvs_status status = kvs_cuda_wait_event(memory->driver, stage->event, "a pinned buffer, to send %llu bytes to %#llx",
+                                            (kvs_ull)bytes, (kvs_ull)address);
     if (status != KVS_OK) {
         return status;
     }
@@ -220,7 +229,8 @@ kvs_status kvs_cuda_memory_download(kvs_cuda_memory *memory, void *to, uint64_t 
         if (status == KVS_OK && part > 0) {
             const struct stage *stage = &memory->stages[(part - 1) % N_STAGES];
             const uint64_t left = bytes - (begin - STAGE_BYTES);
-            status = KVS_CUDA_CALL(memory->device, memory->driver, event_wait, stage->event);
+            status = kvs_cuda_wait_event(memory->driver, stage->event, "%llu of %llu bytes from %#llx",
+                                         (kvs_ull)(left < STAGE_BYTES ? left : STAGE_BYTES), (kvs_ull)bytes, (kvs_ull)address);
             if (status == KVS_OK) {
                 memcpy((uint8_t *)to + begin - STAGE_BYTES, stage->memory, (size_t)(left < STAGE_BYTES ? left : STAGE_BYTES));
             }

@@ -4,6 +4,7 @@
  * passes of a resident conversation, so they are sent only when they do. */
 #include "backends/cuda/step.h"
 
+#include "backends/cuda/waits.h"
 #include "core/backend.h"
 
 #include <stdlib.h>
@@ -41,6 +42,8 @@ struct kvs_cuda_steps {
     uint32_t n_outputs;
     const float **in; /* on the device */
     uint32_t in_capacity;
+    uint32_t n_rows;
+    uint64_t first_token;
 };
 
 kvs_status kvs_cuda_steps_create(kvs_device *device, const kvs_cuda_driver *driver, cu_stream stream,
@@ -61,10 +64,19 @@ kvs_status kvs_cuda_steps_create(kvs_device *device, const kvs_cuda_driver *driv
 static void free_area(kvs_cuda_steps *steps, struct area *area)
 {
     if (area->bytes != 0) {
-        kvs_cuda_memory_free(steps->memory, area->address);
+        kvs_cuda_memory_free(steps->memory, area->address, area->bytes);
         kvs_device_count_bytes(steps->device, -(int64_t)area->bytes);
         *area = (struct area){0};
     }
+}
+
+/* Before the block, whose size it has. */
+static void free_picture(kvs_cuda_steps *steps)
+{
+    if (steps->picture != NULL && kvs_cuda_waits_may_free(steps->driver, steps->block.bytes)) {
+        (void)steps->driver->api.host_free(steps->picture);
+    }
+    steps->picture = NULL;
 }
 
 void kvs_cuda_steps_destroy(kvs_cuda_steps *steps)
@@ -72,12 +84,10 @@ void kvs_cuda_steps_destroy(kvs_cuda_steps *steps)
     if (steps == NULL) {
         return;
     }
+    free_picture(steps);
     free_area(steps, &steps->block);
     free_area(steps, &steps->outputs);
     free_area(steps, &steps->inputs);
-    if (steps->picture != NULL) {
-        (void)steps->driver->api.host_free(steps->picture);
-    }
     free(steps->tables);
     free(steps->out);
     free(steps->out_bytes);
@@ -107,10 +117,7 @@ static kvs_status grow_block(kvs_cuda_steps *steps, uint64_t bytes)
     if (bytes <= steps->block.bytes) {
         return KVS_OK;
     }
-    if (steps->picture != NULL) {
-        (void)steps->driver->api.host_free(steps->picture);
-        steps->picture = NULL;
-    }
+    free_picture(steps);
     steps->sent_bytes = 0;
     kvs_status status = grow_area(steps, &steps->block, bytes);
     if (status == KVS_OK) {
@@ -234,6 +241,8 @@ kvs_status kvs_cuda_steps_begin(kvs_cuda_steps *steps, struct kvs_step *step)
     const uint64_t tables_at = kvs_div_up(n_words * sizeof(uint32_t), ALIGNMENT) * ALIGNMENT;
     const uint64_t table_pages = kvs_div_up(step->active_pages, TABLE_GRAIN) * TABLE_GRAIN;
     const uint64_t tables_bytes = step->n_layers * table_pages * sizeof(uint64_t);
+    steps->n_rows = step->n_rows;
+    steps->first_token = step->first_token;
     if (!grow_arrays(steps, step)) {
         return kvs_fail(steps->device, KVS_ENOMEM, "no memory for the step of %u layers", step->n_layers);
     }
@@ -266,7 +275,8 @@ kvs_status kvs_cuda_steps_begin(kvs_cuda_steps *steps, struct kvs_step *step)
 
 kvs_status kvs_cuda_steps_end(kvs_cuda_steps *steps, bool is_whole)
 {
-    kvs_status status = KVS_CUDA_CALL(steps->device, steps->driver, stream_wait, steps->stream);
+    kvs_status status = kvs_cuda_wait_stream(steps->driver, steps->stream, "the end of a pass of %u rows behind %llu tokens",
+                                             steps->n_rows, (kvs_ull)steps->first_token);
     for (uint32_t i = 0; is_whole && status == KVS_OK && i < steps->n_outputs; i++) {
         if (steps->out_bytes[i] != 0) {
             status = kvs_cuda_memory_download(steps->memory, steps->caller[i], (uint64_t)(uintptr_t)steps->out[i],
