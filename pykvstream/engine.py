@@ -34,12 +34,7 @@ from pykvstream.runtime.admission import check_context
 from pykvstream.runtime.catalogue import cache_type
 from pykvstream.runtime.checkpoints import checkpoint_bytes_of
 from pykvstream.runtime.drafting import Steps
-from pykvstream.runtime.layout import (
-    ArenaPlan,
-    Placement,
-    require_callable,
-    require_int,
-)
+from pykvstream.runtime.layout import ArenaPlan, Placement, require_callable, require_int
 from pykvstream.runtime.meter import SessionStats
 from pykvstream.runtime.mtp_drafter import MtpDrafter
 from pykvstream.runtime.opening import Wish, open_target
@@ -110,6 +105,7 @@ class Model:
         mtp: bool = False,
         mtp_file: str | os.PathLike[str] | None = None,
         kernels: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = (),
+        wait_limit_s: float | None = None,
         progress: Progress | None = None,
         kernel_progress: KernelProgress | None = None,
     ) -> Self:
@@ -121,6 +117,8 @@ class Model:
         ``device``: ``cpu``, ``cuda`` or ``cuda:N``, the driver's number of a card. Kernels that it needs come from
         ``kernels``, packs that ``pykvstream kernels pack`` made; others are compiled once and kept under the user's
         cache folder. ``kernel_progress(done, total)`` is called before the first is compiled and after each.
+        ``wait_limit_s``: the seconds that any wait for a card may take, by default 60; past it calls raise
+        ``DeviceError``, at once, until the card is found to have finished, and ``close`` does not wait for it.
         ``gpu_layers``: the last so many layers, and the output, run on ``device``, the others and the embedding on the
         CPU, in an arena of their own of ``cpu_arena_mib`` (by default as without a card); ``arena_mib`` is then the
         device's. ``"all"``, or as many as there are or more: the whole model on ``device``; 0: on the CPU.
@@ -157,7 +155,9 @@ class Model:
                 head_file = GgufFile.open(find_model(mtp_file))
             with_head = mtp or head_file is not None
             options = TargetOptions(*types, ubatch_size, ctx_tokens, kv_rotation, checkpoint_bytes=kept, mtp=with_head)
-            wish = Wish(device, threads, gpu_layers, arena_mib, cpu_arena_mib, packs, kernel_progress)
+            wish = Wish(
+                device, threads, gpu_layers, arena_mib, cpu_arena_mib, packs, kernel_progress, wait_limit_s
+            )
             target = open_target(file, config, options, wish, head_file, progress)
             return cls(where, file, target, head_file)
         except BaseException:

@@ -9,7 +9,7 @@ import argparse
 from pathlib import Path
 
 from pykvstream.cli.options import DEFAULT_CACHE_TYPE, DEFAULT_UBATCH
-from pykvstream.cli.values import arena, budget, gpu_layers, integer, positive
+from pykvstream.cli.values import arena, budget, gpu_layers, integer, positive, seconds
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
@@ -53,6 +53,8 @@ def add_device(parser: argparse.ArgumentParser) -> None:
         " compiler)")  # fmt: skip
     add("-dev", "--device", default="cpu", metavar="NAME",
         help="cpu, cuda or cuda:N; `devices` lists them (default %(default)s)")  # fmt: skip
+    add("--wait-limit", dest="wait_limit_s", type=seconds, metavar="S",
+        help="the seconds that a wait for the card may take before it counts as lost (default: 60)")  # fmt: skip
     add_gpu_layers(group)
     add("--cpu-arena-mib", type=arena, metavar="MIB",
         help="arena of the layers that --gpu-layers leaves on the CPU; --arena-mib is then the device's (default: as"

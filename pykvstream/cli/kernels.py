@@ -99,7 +99,7 @@ def _provide(options: KernelsOptions) -> tuple[list[KernelKey], dict[KernelKey, 
     """What the one model needs on the device of its options, given to it as opening would."""
     model = options.models[0]
     with ExitStack() as stack:
-        device = stack.enter_context(open_device(model.device, model.threads))
+        device = stack.enter_context(open_device(model.device, model.threads, model.wait_limit_s))
         keys = _keys_of(model, device)
         with compiling(options.progress) as show:
             came = provide(device, model.kernels, show)

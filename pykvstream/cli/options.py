@@ -73,6 +73,7 @@ class ModelOptions:
     kernels: tuple[Path, ...] = ()
     gpu_layers: int | str = "all"
     cpu_arena_mib: float | None = None
+    wait_limit_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,7 +105,12 @@ def make_plan(options: ModelOptions) -> list[PartPlan]:
             *types, options.ubatch_size, ctx_tokens, options.kv_rotation, checkpoint_bytes=kept
         )
         wish = Wish(
-            options.device, options.threads, options.gpu_layers, options.arena_mib, options.cpu_arena_mib
+            options.device,
+            options.threads,
+            options.gpu_layers,
+            options.arena_mib,
+            options.cpu_arena_mib,
+            wait_limit_s=options.wait_limit_s,
         )
         shares = open_shares(config, wish)
         try:

@@ -57,6 +57,7 @@ def open_model(
             mtp=needs_head or head.needs_head,
             mtp_file=head.mtp_file,
             kernels=options.kernels,
+            wait_limit_s=options.wait_limit_s,
             progress=show,
             kernel_progress=show_kernels,
         )

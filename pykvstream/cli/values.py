@@ -70,6 +70,13 @@ def arena(text: str) -> float:
     return value
 
 
+def seconds(text: str) -> float:
+    value = real(text)
+    if value <= 0:
+        raise argparse.ArgumentTypeError(f"need more than 0 seconds, got {text}")
+    return value
+
+
 def gpu_layers(text: str) -> int | str:
     word = text.strip().lower()
     if word in ALL_LAYERS:

@@ -35,7 +35,8 @@ _ARENA_SHARE = 4
 @dataclass(frozen=True, slots=True)
 class Wish:
     """Where the layers go, and in what arenas: ``arena_mib`` is the named device's, ``cpu_arena_mib`` that of layers
-    that stay on the CPU. None is by default. ``threads`` of a CPU. ``packs``: kernels for the device."""
+    that stay on the CPU. None is by default. ``threads`` of a CPU. ``packs``: kernels for the device. ``wait_limit_s``:
+    the longest wait for a card."""
 
     device: str
     threads: int = 0
@@ -44,6 +45,7 @@ class Wish:
     cpu_arena_mib: float | None = None
     packs: tuple[PackPath, ...] = ()
     kernel_progress: KernelProgress | None = None
+    wait_limit_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,8 @@ def open_shares(config: ModelConfig, wish: Wish) -> list[Share]:
         raise InvalidArgument(
             f"cpu_arena_mib is for layers that stay on the CPU, and gpu_layers {wish.gpu_layers} leaves none there"
         )
+    if wish.wait_limit_s is not None and (on_device is None or wish.device == CPU):
+        raise InvalidArgument("wait_limit_s is for waits for a card; there is none")
     wanted: list[tuple[LayerSpan, str, float | None]] = []
     if on_cpu is not None:
         own = wish.arena_mib if on_device is None and wish.cpu_arena_mib is None else wish.cpu_arena_mib
@@ -88,7 +92,7 @@ def open_shares(config: ModelConfig, wish: Wish) -> list[Share]:
     with ExitStack() as stack:
         shares: list[Share] = []
         for span, name, arena_mib in wanted:
-            device = open_device(name, wish.threads)
+            device = open_device(name, wish.threads, wish.wait_limit_s)
             stack.callback(device.close)
             shares.append(Share(span, device, name, arena_mib))
         stack.pop_all()
