@@ -296,9 +296,9 @@ def test_a_draft_that_was_right_ends_the_rest() -> None:
 
 
 def test_trials_lose_a_few_rounds_and_little_of_the_time() -> None:
-    """A head whose drafts take as long as ten passes and are never right."""
-    costs = Costs(COSTS.passes, begin=9 * COSTS.of_pass(1), step=COSTS.of_pass(1))
-    for n in (300, 1000, 3000):
+    """A head whose drafts take some passes each and are never right: tried whenever it is due, it would lose more."""
+    for n, begin in ((300, 9), (1000, 2), (3000, 3), (3000, 9), (6000, 3)):
+        costs = Costs(COSTS.passes, begin=begin * COSTS.of_pass(1), step=COSTS.of_pass(1))
         wrong = Sequence((0,) * n, (0,) * n, (0,) * n)
         plain = fixed(wrong, costs, None, 0)
         # The first trial is made before it is known what it costs.
