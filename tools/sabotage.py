@@ -4,7 +4,7 @@ usage: ``python tools/sabotage.py [--only NAME ...] [--sample N --seed S] [--job
 
 A sabotage is a TOML file: ``file`` (what is edited), ``old`` (text that occurs there exactly once), ``new`` (what
 replaces it), ``breaks`` (one sentence), ``catcher`` (a C test such as ``native/test_ring``, or a pytest node id) and,
-where a failed assertion is not what the fault leads to, ``ends``: ``hangs``, or ``crashes``, which may hang or fail too.
+where a failed assertion is not what the fault leads to, ``ends``: ``hangs``, or ``crashes``, which may hang or fail.
 
 Order: one tree is copied to ``build/sabotage`` and built there. Every catcher must pass before anything is edited.
 Then, sabotage by sabotage: edit, rebuild what changed, run the catcher; and only where it notices nothing, all fast

@@ -7,6 +7,8 @@
 #include "kernels/grids.h"
 #include "kvstream/base.h"
 
+#include <string.h>
+
 #define IQ2_SIGN 4u /* bit 2 of a code */
 #define IQ3_SIGN 8u /* bit 3 of a code */
 #define IQ1_SHIFT 4u
@@ -27,21 +29,22 @@ static uint32_t even_signs(uint32_t code)
     return code | (uint32_t)__builtin_parity(code) << 7;
 }
 
-/* Eight codes of an entry of 8 places; bit i of `signs` marks code i with `mark`. */
+static void store_eight(uint8_t *codes, uint64_t eight)
+{
+    memcpy(codes, &eight, sizeof eight);
+}
+
+/* Eight codes of an entry of 8 places; bit i of `signs` adds `mark` to code i. */
 static void place_eight(uint32_t entry, uint32_t signs, uint32_t mark, uint8_t *codes)
 {
-    for (uint32_t i = 0; i < 8; i++) {
-        codes[i] = (uint8_t)((entry >> (2 * i) & 3u) | ((signs >> i & 1u) != 0 ? mark : 0u));
-    }
+    store_eight(codes, kvs_spread_crumbs(entry) | kvs_spread_bits(signs) * mark);
 }
 
 /* Eight codes of two entries of 4 places. */
 static void place_two_fours(const uint16_t *grid, uint32_t first, uint32_t second, uint32_t signs, uint8_t *codes)
 {
-    for (uint32_t i = 0; i < 8; i++) {
-        const uint32_t entry = grid[i < 4 ? first : second];
-        codes[i] = (uint8_t)((entry >> (4 * (i % 4)) & 7u) | ((signs >> i & 1u) != 0 ? IQ3_SIGN : 0u));
-    }
+    const uint64_t eight = kvs_spread_nibbles(grid[first] | (uint32_t)grid[second] << 16) & 7 * UINT64_C(0x0101010101010101);
+    store_eight(codes, eight | kvs_spread_bits(signs) * IQ3_SIGN);
 }
 
 /* 2n scales of n bytes, the low nibble of each first. */

@@ -10,40 +10,90 @@ static uint16_t load_u16(const uint8_t *bytes)
     return (uint16_t)(bytes[0] | bytes[1] << 8);
 }
 
-/* 2n codes from n bytes: low nibbles, then high ones. */
-static void split_nibbles(const uint8_t *bytes, uint32_t n, uint8_t *codes)
+/* Sixteen codes as one value: what is done to each is done at once. Whoever places codes reads as many, so that what was just stored
+ * is found. */
+typedef uint64_t sixteen __attribute__((vector_size(16)));
+
+#define EACH UINT64_C(0x0101010101010101)
+
+static inline sixteen load_sixteen(const uint8_t *from)
 {
-    for (uint32_t i = 0; i < n; i++) {
-        codes[i] = bytes[i] & 15;
-        codes[n + i] = bytes[i] >> 4;
+    sixteen codes;
+    memcpy(&codes, from, sizeof codes);
+    return codes;
+}
+
+static inline void store_sixteen(uint8_t *to, sixteen codes)
+{
+    memcpy(to, &codes, sizeof codes);
+}
+
+/* 2n codes from n bytes, a multiple of 16: low nibbles, then high ones. */
+static inline void split_nibbles(const uint8_t *bytes, uint32_t n, uint8_t *codes)
+{
+    for (uint32_t i = 0; i < n; i += 16) {
+        const sixteen pairs = load_sixteen(bytes + i);
+        store_sixteen(codes + i, pairs & 15 * EACH);
+        store_sixteen(codes + n + i, pairs >> 4 & 15 * EACH);
     }
+}
+
+/* Sixteen codes of eight bytes. */
+static inline void split_eight_nibbles(const uint8_t *bytes, uint8_t *codes)
+{
+    uint64_t pairs;
+    memcpy(&pairs, bytes, sizeof pairs);
+    store_sixteen(codes, (sixteen){pairs & 15 * EACH, pairs >> 4 & 15 * EACH});
 }
 
 /* Bit e of a little-endian word becomes bit 4 of code e. */
-static void add_fifth_bits(const uint8_t *bytes, uint8_t *codes)
+static inline void add_fifth_bits(const uint8_t *bytes, uint8_t *codes)
 {
-    for (uint32_t e = 0; e < KVS_GROUP; e++) {
-        codes[e] |= (uint8_t)((bytes[e / 8] >> (e % 8) & 1) << 4);
+    for (uint32_t i = 0; i < KVS_GROUP / 16; i++) {
+        const sixteen bits = {kvs_spread_bits(bytes[2 * i]), kvs_spread_bits(bytes[2 * i + 1])};
+        store_sixteen(codes + 16 * i, load_sixteen(codes + 16 * i) | bits << 4);
     }
 }
 
-/* 256 two-bit codes of 64 bytes: halves of 32 bytes, each giving four runs of 32 codes. A run is one loop over neighbours, which
- * compilers turn into vectors. */
-static void split_crumbs(const uint8_t *restrict bytes, uint32_t shift, uint8_t *restrict codes)
+static inline void flip_signs(const uint8_t *bytes, uint8_t *codes)
+{
+    for (uint32_t i = 0; i < KVS_GROUP; i += 16) {
+        store_sixteen(codes + i, load_sixteen(bytes + i) ^ 128 * EACH);
+    }
+}
+
+/* Half `i` of run `run` of the 256 two-bit codes of 64 bytes: halves of 32 bytes, each giving four runs of 32. */
+static inline sixteen some_crumbs(const uint8_t *bytes, uint32_t run, uint32_t i)
+{
+    return load_sixteen(bytes + run / 4 * 32 + 16 * i) >> (2 * (run % 4)) & 3 * EACH;
+}
+
+static inline void split_crumbs(const uint8_t *bytes, uint8_t *codes)
 {
     for (uint32_t run = 0; run < 8; run++) {
-        for (uint32_t e = 0; e < 32; e++) {
-            codes[32 * run + e] |= (uint8_t)((bytes[run / 4 * 32 + e] >> (2 * (run % 4)) & 3) << shift);
+        for (uint32_t i = 0; i < 2; i++) {
+            store_sixteen(codes + 32 * run + 16 * i, some_crumbs(bytes, run, i));
+        }
+    }
+}
+
+static inline void add_crumbs(const uint8_t *bytes, uint32_t shift, uint8_t *codes)
+{
+    for (uint32_t run = 0; run < 8; run++) {
+        for (uint32_t i = 0; i < 2; i++) {
+            uint8_t *to = codes + 32 * run + 16 * i;
+            store_sixteen(to, load_sixteen(to) | some_crumbs(bytes, run, i) << shift);
         }
     }
 }
 
 /* One bit more of 256 codes from 32 bytes: run after run of 32 codes takes the next bit of all of them. */
-static void add_high_bits(const uint8_t *restrict bytes, uint32_t shift, uint8_t *restrict codes)
+static inline void add_high_bits(const uint8_t *bytes, uint32_t shift, uint8_t *codes)
 {
     for (uint32_t run = 0; run < 8; run++) {
-        for (uint32_t e = 0; e < 32; e++) {
-            codes[32 * run + e] |= (uint8_t)((bytes[e] >> run & 1) << shift);
+        for (uint32_t i = 0; i < 2; i++) {
+            uint8_t *to = codes + 32 * run + 16 * i;
+            store_sixteen(to, load_sixteen(to) | (load_sixteen(bytes + 16 * i) >> run & EACH) << shift);
         }
     }
 }
@@ -64,8 +114,7 @@ static void split_q2_k(const uint8_t *bytes, kvs_block *block)
     block->scale = load_u16(bytes + 80);
     block->minimum = load_u16(bytes + 82);
     memcpy(block->sub_scales, bytes, 16);
-    memset(block->codes, 0, sizeof block->codes);
-    split_crumbs(bytes + 16, 0, block->codes);
+    split_crumbs(bytes + 16, block->codes);
 }
 
 static void split_q3_k(const uint8_t *bytes, kvs_block *block)
@@ -77,8 +126,7 @@ static void split_q3_k(const uint8_t *bytes, kvs_block *block)
         int high = packed[8 + s % 4] >> (2 * (s / 4)) & 3;
         block->sub_scales[s] = (uint8_t)((low | high << 4) - 32);
     }
-    memset(block->codes, 0, sizeof block->codes);
-    split_crumbs(bytes + 32, 0, block->codes);
+    split_crumbs(bytes + 32, block->codes);
     add_high_bits(bytes, 2, block->codes);
 }
 
@@ -109,16 +157,23 @@ static void split_q6_k(const uint8_t *bytes, kvs_block *block)
     memcpy(block->sub_scales, bytes + 192, 16);
     split_nibbles(bytes, 64, block->codes);
     split_nibbles(bytes + 64, 64, block->codes + 128);
-    split_crumbs(bytes + 128, 4, block->codes);
+    add_crumbs(bytes + 128, 4, block->codes);
+}
+
+/* Eight 6-bit numbers less 32, of which none takes from its neighbour. */
+static inline uint64_t less_32(uint64_t numbers)
+{
+    return ((numbers | 128 * EACH) - 32 * EACH) ^ 128 * EACH;
 }
 
 static void split_iq4_xs(const uint8_t *bytes, kvs_block *block)
 {
-    uint32_t high = load_u16(bytes + 2);
+    const uint32_t low = load_u16(bytes + 4) | (uint32_t)load_u16(bytes + 6) << 16;
+    const uint64_t numbers = kvs_spread_nibbles(low) | kvs_spread_crumbs(load_u16(bytes + 2)) << 4;
+    const uint64_t scales = less_32(numbers);
     block->scale = load_u16(bytes);
+    memcpy(block->sub_scales, &scales, sizeof scales);
     for (uint32_t b = 0; b < 8; b++) {
-        uint32_t low = (uint32_t)bytes[4 + b / 2] >> (4 * (b % 2)) & 15u;
-        block->sub_scales[b] = (uint8_t)((low | (high >> (2 * b) & 3u) << 4) - 32u);
         split_nibbles(bytes + 8 + 16 * b, 16, block->codes + 32 * b);
     }
 }
@@ -129,7 +184,7 @@ static void split_nvfp4(const uint8_t *bytes, kvs_block *block)
 {
     for (uint32_t s = 0; s < 4; s++) {
         block->sub_scales[s] = bytes[s] == 0x7f ? 0 : bytes[s] & 0x7f;
-        split_nibbles(bytes + 4 + 8 * s, 8, block->codes + 16 * s);
+        split_eight_nibbles(bytes + 4 + 8 * s, block->codes + 16 * s);
     }
 }
 
@@ -155,9 +210,7 @@ void kvs_block_split(int type, const uint8_t *bytes, kvs_block *block)
         add_fifth_bits(bytes + 4, block->codes);
         break;
     case KVS_TYPE_Q8_0:
-        for (uint32_t e = 0; e < KVS_GROUP; e++) {
-            block->codes[e] = bytes[2 + e] ^ 0x80;
-        }
+        flip_signs(bytes + 2, block->codes);
         break;
     case KVS_TYPE_Q2_K:
         split_q2_k(bytes, block);
