@@ -41,7 +41,8 @@ struct kvs_cuda_copies {
     uint32_t hosts_capacity;
     uint64_t n_ended;    /* batches */
     bool must_stop;
-    bool has_stopped;    /* the thread has nothing here any more */
+    bool is_at_work;     /* the thread is with the driver, or tells of what it has done */
+    bool has_stopped;    /* it has nothing here any more */
     bool is_given_up;    /* the thread is somewhere in the driver, and whoever waited for its copies has been told */
     bool has_failed;     /* a copy without `failed` */
 };
@@ -135,15 +136,18 @@ static void *thread_main(void *argument)
     lock(copies);
     while (!copies->must_stop || copies->n_under_way != 0) {
         const bool may_start = !copies->must_stop && next_queue(copies) != NULL;
+        copies->is_at_work = true;
         if (may_start && copies->n_under_way < MAX_BATCHES) {
             start_batch(copies);
         } else if (copies->n_under_way != 0) {
             end_batch(copies);
         } else {
+            copies->is_at_work = false;
             kvs_cond_wait(&copies->work, &copies->lock);
         }
         note_return(copies);
     }
+    copies->is_at_work = false;
     kvs_cuda_leave(copies->lanes.driver);
     copies->has_stopped = true;
     kvs_cond_wake_all(&copies->progress);
@@ -207,7 +211,8 @@ struct patience {
     uint32_t n_parts;
 };
 
-/* False in a fork: the thread is not there. With the lock held. */
+/* False where nothing will come: in a fork, which has no thread, and where a thread that has nothing to do was waited for all that
+ * time. With the lock held. */
 static bool sleep_for_progress(kvs_cuda_copies *copies, struct patience *patience)
 {
     if (kvs_device_is_forked(copies->device)) {
@@ -220,10 +225,13 @@ static bool sleep_for_progress(kvs_cuda_copies *copies, struct patience *patienc
     if (!kvs_cond_wait_until(&copies->progress, &copies->lock, kvs_clock_ns() + part_ns)) {
         patience->n_parts++;
     }
-    if (patience->n_parts == PATIENCE_PARTS && patience->n_ended == copies->n_ended && !copies->is_given_up) {
+    if (patience->n_parts < PATIENCE_PARTS || patience->n_ended != copies->n_ended || copies->is_given_up) {
+        return true;
+    }
+    if (copies->is_at_work) {
         give_up(copies);
     }
-    return true;
+    return copies->is_at_work;
 }
 
 /* Whether the thread has ended. A lost card ends its waits, so only one that is stuck in the driver does not. */
@@ -235,7 +243,8 @@ static bool stop_thread(kvs_cuda_copies *copies)
     kvs_cond_wake_all(&copies->work);
     while (!copies->has_stopped && !copies->is_given_up && sleep_for_progress(copies, &patience)) {
     }
-    const bool has_stopped = copies->has_stopped;
+    /* One that is not at work will stop, however late. */
+    const bool has_stopped = copies->has_stopped || !copies->is_at_work;
     unlock(copies);
     (void)(has_stopped ? pthread_join(copies->thread, NULL) : pthread_detach(copies->thread));
     return has_stopped;
@@ -250,6 +259,9 @@ void kvs_cuda_copies_destroy(kvs_cuda_copies *copies)
     }
     const bool is_alone = !copies->has_thread || stop_thread(copies);
     const kvs_cuda_driver *driver = copies->lanes.driver;
+    if (!is_alone) {
+        kvs_cuda_waits_leave_thread(driver);
+    }
     for (uint32_t i = 0; i < copies->n_hosts; i++) {
         kvs_cuda_host_destroy(copies->hosts[i], driver);
     }

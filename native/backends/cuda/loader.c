@@ -294,6 +294,7 @@ void kvs_cuda_loader_destroy(kvs_cuda_loader *loader)
         return;
     }
     if (!stop(loader)) {
+        kvs_cuda_waits_leave_thread(loader->driver);
         return; /* a thread comes back here when the driver lets it */
     }
     kvs_cond_destroy(&loader->changed);

@@ -362,6 +362,11 @@ void kvs_cuda_waits_came_back(const kvs_cuda_driver *driver)
     (void)atomic_fetch_sub_explicit(&driver->waits->n_stuck, 1, memory_order_release);
 }
 
+void kvs_cuda_waits_leave_thread(const kvs_cuda_driver *driver)
+{
+    (void)atomic_fetch_add_explicit(&driver->waits->n_stuck, 1, memory_order_relaxed);
+}
+
 uint32_t kvs_cuda_waits_stuck(const kvs_cuda_driver *driver)
 {
     return atomic_load_explicit(&driver->waits->n_stuck, memory_order_acquire);

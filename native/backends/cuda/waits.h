@@ -59,7 +59,9 @@ uint64_t kvs_cuda_waits_patience_ns(const kvs_cuda_driver *driver);
  * thread has come back. Returns KVS_EIO. thread: any */
 kvs_status kvs_cuda_waits_give_up(const kvs_cuda_driver *driver, const char *format, ...) KVS_PRINTF(2, 3);
 void kvs_cuda_waits_came_back(const kvs_cuda_driver *driver);
-/* Threads that have not: what they use must stay. */
+/* The thread is left behind: even if it comes back it uses the device's parts, so they stay. thread: while the device goes */
+void kvs_cuda_waits_leave_thread(const kvs_cuda_driver *driver);
+/* Threads that have not come back, or are left behind: what they use must stay. */
 uint32_t kvs_cuda_waits_stuck(const kvs_cuda_driver *driver);
 
 /* Whether the card is lost, and what was left to it. */
