@@ -18,7 +18,7 @@ part() {
     memcheck)
         if command -v compute-sanitizer > /dev/null; then
             compute-sanitizer --error-exitcode 1 --tool memcheck \
-                "$PYTHON" -m pykvstream generate demo-hybrid --device cuda --raw -p "Once upon a time" -n 4 --temp 0
+                "$PYTHON" -m pykvstream generate demo-hybrid --device cuda --wait-limit 600 --raw -p "Once upon a time" -n 4 --temp 0
         else
             echo "skipped: no compute-sanitizer here"
         fi

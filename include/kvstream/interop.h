@@ -19,7 +19,8 @@ KVS_API_BEGIN
 
 /* cffi:begin */
 
-/* The owner of adopted memory is told that it may go. Runs once, on the thread that drops the last claim. */
+/* The owner of adopted memory is told that it may go. Runs once, on the thread that drops the last claim; never where a lost card
+ * may still use the memory (kvs_device_info.is_lost). */
 typedef void (*kvs_drop)(void *user);
 
 /* A buffer over memory of another's on this device: an arena can lie in it, and views of it are buffers. What the owner has under
