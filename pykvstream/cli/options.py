@@ -362,6 +362,7 @@ def _opening(args: argparse.Namespace, model: str) -> ModelOptions:
         kernels=tuple(args.kernels),
         gpu_layers=args.gpu_layers,
         cpu_arena_mib=args.cpu_arena_mib,
+        wait_limit_s=args.wait_limit_s,
     )
 
 

@@ -157,6 +157,8 @@ def open_device(name: str, n_threads: int = 0, wait_limit_s: float | None = None
     Raises ``Unsupported`` for another one.
     """
     if name == CPU:
+        if wait_limit_s is not None:
+            raise InvalidArgument("the limit of a wait is for cards; the CPU has none")
         return Device(n_threads)
     kind, _, number = name.partition(":") if isinstance(name, str) else ("", "", "")
     is_card = kind == CUDA and (name == CUDA or (number.isascii() and number.isdigit()))

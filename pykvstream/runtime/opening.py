@@ -81,8 +81,8 @@ def open_shares(config: ModelConfig, wish: Wish) -> list[Share]:
         raise InvalidArgument(
             f"cpu_arena_mib is for layers that stay on the CPU, and gpu_layers {wish.gpu_layers} leaves none there"
         )
-    if wish.wait_limit_s is not None and (on_device is None or wish.device == CPU):
-        raise InvalidArgument("wait_limit_s is for waits for a card; there is none")
+    if on_device is None and wish.wait_limit_s is not None:
+        raise InvalidArgument(f"wait_limit_s is for a card, and gpu_layers {wish.gpu_layers} leaves no layer to one")
     wanted: list[tuple[LayerSpan, str, float | None]] = []
     if on_cpu is not None:
         own = wish.arena_mib if on_device is None and wish.cpu_arena_mib is None else wish.cpu_arena_mib
@@ -92,7 +92,7 @@ def open_shares(config: ModelConfig, wish: Wish) -> list[Share]:
     with ExitStack() as stack:
         shares: list[Share] = []
         for span, name, arena_mib in wanted:
-            device = open_device(name, wish.threads, wish.wait_limit_s)
+            device = open_device(name, wish.threads, wish.wait_limit_s if span is on_device else None)
             stack.callback(device.close)
             shares.append(Share(span, device, name, arena_mib))
         stack.pop_all()

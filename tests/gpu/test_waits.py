@@ -13,6 +13,9 @@ import pytest
 
 pytest.importorskip("pykvstream._ffi._native")
 
+from pykvstream.cli import main
+from pykvstream.engine import Model
+from pykvstream.errors import InvalidArgument
 from tests.gpu.stand_in import COMPILER, MODEL, Driver
 from tests.meta.tree import ROOT
 
@@ -157,6 +160,16 @@ open_device("cuda", wait_limit_s=1).close()
 """
     lines = fake.run(code).splitlines()
     assert len(lines) == 6 and all("0.001 to 86400 seconds, got " in line for line in lines)
+
+
+def test_a_limit_without_a_card_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    for device, n_layers, said in (("cpu", "all", "the CPU has none"), ("cuda", 0, "gpu_layers 0 leaves no layer")):
+        with pytest.raises(InvalidArgument, match=said):
+            Model.open("demo-hybrid", device=device, gpu_layers=n_layers, wait_limit_s=1.0)
+    for command in ("plan", "generate", "kernels check"):
+        flags = ["-p", "x", "--raw"] if command == "generate" else []
+        assert main([*command.split(), "demo-hybrid", "--device", "cpu", "--wait-limit", "5", *flags]) != 0
+        assert "the CPU has none" in capsys.readouterr().err
 
 
 # A stall strikes in a conversation that streams. The pass is undone and the next call refused at once. When the card
