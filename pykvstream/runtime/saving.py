@@ -43,8 +43,8 @@ _U64_MAX = (1 << 64) - 1
 class Saved:
     """A conversation without its history. ``seed`` and ``tokens`` are all that a sampler remembers.
 
-    ``n_forks``: forks that were made, which decide the seed of the next. ``ran``: of tokens beside a recurrent state,
-    the phase in which each was run; tokens that are no longer in the cache are run again like that.
+    ``n_forks``: forks that were made, which decide the seed of the next. ``ran``: the phase in which each token was
+    run; those that are no longer in the cache are run again like that. ``chosen``: 1 for those that were chosen.
     """
 
     ctx_tokens: int
@@ -53,6 +53,7 @@ class Saved:
     n_forks: int
     transcript: Transcript
     ran: bytes = b""
+    chosen: bytes = b""
 
 
 def weights_digest(file: GgufFile) -> str:
@@ -100,6 +101,7 @@ def save_context(path: str | os.PathLike[str], target: Target, context: Context,
         "seed": saved.seed,
         "n_forks": saved.n_forks,
         "ran": _stretches(saved.ran),
+        "chosen": _stretches(saved.chosen),
         "kept": kept,
     }
     write_sections(
@@ -117,22 +119,24 @@ def save_context(path: str | os.PathLike[str], target: Target, context: Context,
     )
 
 
-def _stretches(ran: bytes) -> list[int]:
-    """Tokens that were run as a prompt, as an answer, as a prompt and so on."""
+def _stretches(bits: bytes) -> list[int]:
+    """How many zeros, then ones, then zeros and so on: tokens that were run as a prompt, or as an answer."""
     lengths = [0]
-    for phase in ran:
-        if phase != (len(lengths) - 1) % 2:
+    for bit in bits:
+        if bit != (len(lengths) - 1) % 2:
             lengths.append(0)
         lengths[-1] += 1
     return lengths
 
 
-def _read_ran(file: SectionReader, setting: Mapping[str, object], n_least: int, n_most: int) -> bytes:
-    lengths = setting.get("ran")
+def _read_stretches(
+    file: SectionReader, setting: Mapping[str, object], name: str, n_least: int, n_most: int
+) -> bytes:
+    lengths = setting.get(name)
     if not isinstance(lengths, list) or not all(type(n) is int and 0 <= n <= n_most for n in lengths):
-        raise file.refusal("setting", f"ran is {lengths!r:.40}, no list of numbers of tokens")
+        raise file.refusal("setting", f"{name} is {lengths!r:.40}, no list of numbers of tokens")
     if not n_least <= sum(lengths) <= n_most:
-        raise file.refusal("setting", f"ran has {sum(lengths)} tokens, not {n_least} to {n_most}")
+        raise file.refusal("setting", f"{name} has {sum(lengths)} tokens, not {n_least} to {n_most}")
     return b"".join(bytes([i % 2]) * n for i, n in enumerate(lengths))
 
 
@@ -224,7 +228,8 @@ def _read_saved(file: SectionReader, target: Target, wanted: int | None) -> tupl
     n_cached = _int_of(file, setting, "n_cached", 0, n_tokens)
     seed = _int_of(file, setting, "seed", 0, _U64_MAX)
     n_forks = _int_of(file, setting, "n_forks", 0, _U64_MAX - 1)
-    ran = _read_ran(file, setting, n_cached, n_tokens) if target.is_recurrent else b""
+    ran = _read_stretches(file, setting, "ran", n_cached, n_tokens)
+    chosen = _read_stretches(file, setting, "chosen", len(ran), len(ran))
     kept = _int_of(file, setting, "kept", 0, n_cached if target.is_recurrent else 0)
     size = ctx_tokens if wanted is None else wanted
     require_int("ctx_size", size)
@@ -242,7 +247,7 @@ def _read_saved(file: SectionReader, target: Target, wanted: int | None) -> tupl
     transcript = Transcript.of(_read_object(file, "messages", _LARGEST_MESSAGES))
     if transcript is None:
         raise file.refusal("messages", "neither a list of messages nor none")
-    return Saved(size, tuple(tokens.tolist()), seed, n_forks, transcript, ran), n_cached, kept
+    return Saved(size, tuple(tokens.tolist()), seed, n_forks, transcript, ran, chosen), n_cached, kept
 
 
 def _check_state(file: SectionReader, target: Target, name: str, n_tokens: int) -> None:

@@ -76,7 +76,8 @@ class TokenSession:
         self._ctx_tokens = ctx_tokens
         self._context = target.context(ctx_tokens) if context is None else context
         self._tokens: list[int] = []
-        self._ran = bytearray()  # of tokens beside a recurrent state: the phase in which each was run
+        self._ran = bytearray()  # the phase in which each token was run
+        self._chosen = bytearray()  # of these tokens: 1 for one that was chosen, and waited for the call that ran it
         self._cancel = CancelFlag()
         self._meter = Meter()
         self._ahead: _Ahead | None = None
@@ -121,9 +122,11 @@ class TokenSession:
         with self._target.turn:
             self._reconcile()
             phase = Phase.DECODE
-            if self._tokens and self.n_cached == len(self._tokens):
-                phase = Phase.DECODE if self._is_decoded(len(self._tokens)) else Phase.PREFILL
-                self._go_back(len(self._tokens) - 1)
+            n_tokens = len(self._tokens)
+            if self._tokens and self.n_cached == n_tokens:
+                is_prompt = not (self._is_decoded(n_tokens) or self._chosen[n_tokens - 1 :] == b"\1")
+                phase = Phase.PREFILL if is_prompt else Phase.DECODE
+                self._go_back(n_tokens - 1)
             return phase
 
     def cancel(self) -> None:
@@ -270,6 +273,7 @@ class TokenSession:
         *,
         with_front: bool = False,
     ) -> NDArray[np.float32]:
+        self._await_anew(phase)
         n_cached = self._begin_of_chunk() if phase is Phase.PREFILL else self.n_cached
         pending = self._tokens[n_cached:]
         ids = as_tokens(token_ids, self._target.n_vocab_rows)
@@ -325,6 +329,7 @@ class TokenSession:
         ends: frozenset[int],
     ) -> Generator[None, None, None]:
         position = self.n_cached
+        n_before = len(self._tokens) if self._ahead is None else self._ctx_tokens
         done = 0
         while done < ids.size:
             # Anew for each pass: on_progress may have used another session.
@@ -351,7 +356,7 @@ class TokenSession:
             if self._ahead is None:
                 self._tokens[position - n : position] = ids[done - n : done].tolist()
                 self._keep_up(position)
-            self._note(position - n, position, now)
+            self._note(position - n, position, now, n_before)
             if on_progress is not None:
                 on_progress(done, int(ids.size))
             yield
@@ -372,7 +377,7 @@ class TokenSession:
         is kept no more, everything behind the newest one that is kept is run again, the way it was run.
         """
         n_cached = self.n_cached
-        if n_cached > len(self._ran):
+        if n_cached > len(self._ran) or not self._context.is_recurrent:
             return n_cached
         begin = max(grid_point(n_cached), self._ran.rfind(Phase.DECODE.value, 0, n_cached) + 1)
         return n_cached if begin == n_cached else self._target.newest_kept(self._context, begin) or 0
@@ -406,11 +411,32 @@ class TokenSession:
             n_left = min([n_left, *(end - position for end in ends if end > position)])
         return phase, n_left
 
-    def _note(self, begin: int, end: int, phase: Phase) -> None:
-        """Tokens were run."""
+    def _note(self, begin: int, end: int, phase: Phase, n_before: int) -> None:
+        """Tokens were run; those before ``n_before`` that had not been had been chosen, the others were given."""
+        n_known = len(self._ran)
         if self._context.is_recurrent:
-            self._meter.recomputed += max(min(len(self._ran), end) - begin, 0)
-            self._ran[begin:end] = bytes([phase.value]) * (end - begin)
+            self._meter.recomputed += max(min(n_known, end) - begin, 0)
+        self._ran[begin:end] = bytes([phase.value]) * (end - begin)
+        self._chosen += bytes(at < n_before for at in range(n_known, end))
+
+    def _await_anew(self, phase: Phase) -> None:
+        """Let tokens at the end wait again that were chosen, and run in another phase than this call's.
+
+        A chosen token is run by the call that comes next, in its phase. Where everything behind it has been dropped,
+        that call has never been: the bits must not tell that something was tried.
+        """
+        begin = n_tokens = len(self._tokens)
+        if len(self._ran) < n_tokens:
+            return
+        if phase is Phase.DECODE:
+            while begin > 0 and self._chosen[begin - 1] and not self._is_decoded(begin):
+                begin -= 1
+        elif n_tokens > 0 and self._chosen[n_tokens - 1] and self._is_decoded(n_tokens):
+            begin -= 1
+        if begin < n_tokens:
+            if self.n_cached > begin:
+                self._go_back(begin, or_begin_anew=True)
+            self._forget(begin)
 
     def _go_back(self, n_tokens: int, *, or_begin_anew: bool = False) -> None:
         """Have at most ``n_tokens`` in the cache: just these, or where a state is kept, none of the first chunk's.
@@ -433,6 +459,7 @@ class TokenSession:
     def _forget(self, n_tokens: int) -> None:
         """Forget how tokens behind the first ones were run, and the states that this led to."""
         del self._ran[n_tokens:]
+        del self._chosen[n_tokens:]
         self._target.forget(self._context, n_tokens)
 
     def _reconcile(self) -> None:
@@ -499,7 +526,7 @@ class TokenSession:
             self._reconcile()
             child = TokenSession(self._target, self._ctx_tokens, self._target.fork(self._context))
             child._tokens = list(self._tokens)
-            child._ran = bytearray(self._ran)
+            child._ran, child._chosen = bytearray(self._ran), bytearray(self._chosen)
             child._is_drafting = self._is_drafting
             return child
 
@@ -511,7 +538,8 @@ class TokenSession:
             if begin < self.n_cached:
                 # Whoever loads may keep no snapshots: what a prompt would go back to is the state in the file.
                 self._target.go_back(self._context, begin)
-            saved = Saved(self._ctx_tokens, self.tokens, seed, n_forks, transcript, bytes(self._ran))
+            ran, chosen = bytes(self._ran), bytes(self._chosen)
+            saved = Saved(self._ctx_tokens, self.tokens, seed, n_forks, transcript, ran, chosen)
             save_context(path, self._target, self._context, saved)
 
     @classmethod
@@ -524,7 +552,7 @@ class TokenSession:
             saved, context = load_context(path, target, ctx_tokens)
             session = cls(target, saved.ctx_tokens, context)
             session._tokens = list(saved.tokens)
-            session._ran = bytearray(saved.ran)
+            session._ran, session._chosen = bytearray(saved.ran), bytearray(saved.chosen)
             return session, saved
 
     def forecast(self, n_rows: int) -> Forecast:

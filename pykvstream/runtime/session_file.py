@@ -30,7 +30,7 @@ Bytes = NDArray[np.uint8]
 Gate = Callable[[], None]
 """Called before each access to the file; what it raises stands for the system's refusal."""
 
-VERSION: Final = 2
+VERSION: Final = 3
 SECTIONS: Final = ("setting", "tokens", "messages", "state", "kept", "pages", "head")
 _MAGIC: Final = b"KVSSAVED"
 _DIGEST_BYTES: Final = 16
