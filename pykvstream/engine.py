@@ -44,6 +44,7 @@ from pykvstream.runtime.session import ForwardProgress, LogitsWanted, TokenSessi
 from pykvstream.runtime.target import MemoryReport, Phase, Progress, Target, TargetOptions, require_token_ids
 from pykvstream.runtime.timeline import Timeline, check_timeline_path, write_timeline
 from pykvstream.sampling import Sampler, SamplerState, SamplingParams, fork_seed
+from pykvstream.sampling.noise import check_u64
 from pykvstream.speculation import HEAD_DRAFTER, Chain, NgramCounts, SpeculationParams, chain_of
 from pykvstream.text.chat import ChatTemplate, encode_chat, with_bos
 from pykvstream.text.deltas import Answer, Delta
@@ -141,7 +142,7 @@ class Model:
                 raise InvalidArgument(f"{name} must be True or False, got {value!r}")
         require_callable("progress", progress)
         require_callable("kernel_progress", kernel_progress)
-        packs = (kernels,) if isinstance(kernels, str | os.PathLike) else tuple(kernels)
+        packs = _packs_of(kernels)
         where = find_model(path)
         file = GgufFile.open(where)
         head_file: GgufFile | None = None
@@ -344,6 +345,15 @@ class Session:
         self._transcript = Transcript()
         self._speculation: SpeculationParams | None = None
         self._chain: Chain | None = None
+
+    @property
+    def seed(self) -> int:
+        """What answers are drawn by, from 0 to 2^64 - 1; raises ``InvalidArgument`` for another. The next one obeys."""
+        return self._seed
+
+    @seed.setter
+    def seed(self, seed: int) -> None:
+        self._seed = check_u64("seed", seed)
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -585,6 +595,14 @@ class Session:
         self.close()
 
 
+def _packs_of(kernels: object) -> tuple[str | os.PathLike[str], ...]:
+    """Paths of packs, where one or several are given. Raises ``InvalidArgument`` for anything else."""
+    packs = (kernels,) if isinstance(kernels, str | os.PathLike) else kernels
+    if not isinstance(packs, list | tuple) or not all(isinstance(pack, str | os.PathLike) for pack in packs):
+        raise InvalidArgument(f"kernels must be a path or a list of paths, got {kernels!r:.200}")
+    return tuple(packs)
+
+
 class _Generation:
     """One answer in the making."""
 
@@ -622,8 +640,10 @@ class _Generation:
                 if self._session._generation is not self:
                     raise Busy("another generate() or a change of the session came between; this one cannot go on")
                 piece = self._next(pieces)
-            if piece is None:
-                return
+                if piece is None:
+                    # Who cancels an answer that has just ended does not mean the next call.
+                    self._core.clear_cancel()
+                    return
             yield piece
 
     def _next(self, pieces: Iterator[Piece]) -> Piece | None:

@@ -27,6 +27,8 @@ DEFAULT_ALIGNMENT: Final = 32
 # Each limit is several times what the largest public files need. Together they bound what a hostile file can
 # make the parser allocate to less than 64 MiB, whatever its size.
 MAX_KEYS: Final = 1 << 14
+_SHOWN: Final = 80
+"""Characters of a broken name that an error repeats."""
 MAX_TENSORS: Final = 1 << 15
 MAX_STRINGS: Final = 1 << 21
 MAX_KEY_BYTES: Final = 65535
@@ -121,7 +123,7 @@ class _Cursor:
         except UnicodeDecodeError as error:
             raise FormatError(f"{what} is not UTF-8", offset=self.pos + error.start) from None
         if "\0" in text:
-            raise FormatError(f"{what} holds a NUL", offset=self.pos, key=text)
+            raise FormatError(f"{what} holds a NUL", offset=self.pos, key=text[:_SHOWN])
         self.pos += length
         return text
 

@@ -10,7 +10,7 @@ import stat
 from pathlib import Path
 
 from pykvstream.errors import DeviceError, HostMemoryError, InvalidArgument, NotFound
-from pykvstream.runtime.whole_file import check_replaceable, replacing
+from pykvstream.runtime.whole_file import check_replaceable, path_of, replacing
 from pykvstream.speculation import NgramCounts
 
 MOST_BYTES = 1 << 30
@@ -18,10 +18,7 @@ MOST_BYTES = 1 << 30
 
 
 def _path_of(path: object) -> Path:
-    name = os.fspath(path) if isinstance(path, str | os.PathLike) else None
-    if not isinstance(name, str) or not name or "\0" in name:
-        raise InvalidArgument(f"n-gram counts lie under a path, got {path!r}")
-    return Path(name)
+    return path_of("n-gram counts lie", path)
 
 
 def load_ngram_counts(path: str | os.PathLike[str]) -> NgramCounts:
@@ -60,8 +57,13 @@ def check_ngram_file(path: str | os.PathLike[str]) -> None:
 
 
 def save_ngram_counts(path: str | os.PathLike[str], counts: NgramCounts) -> None:
-    """Write a file whole or not at all. Raises ``DeviceError``; what stood there is as it was then."""
+    """Write a file whole or not at all.
+
+    Raises ``DeviceError``, or ``InvalidArgument`` for what are no counts; what stood there is as it was then.
+    """
     where = _path_of(path)
+    if not isinstance(counts, NgramCounts):
+        raise InvalidArgument(f"counts must be NgramCounts, got {type(counts).__name__}")
     try:
         with replacing(where) as file:
             file.write(counts.to_bytes())

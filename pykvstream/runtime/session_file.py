@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pykvstream.errors import DeviceError, FormatError, InvalidArgument, NotFound
-from pykvstream.runtime.whole_file import check_replaceable, replacing
+from pykvstream.runtime.whole_file import check_replaceable, path_of, replacing
 
 Bytes = NDArray[np.uint8]
 Gate = Callable[[], None]
@@ -56,10 +56,7 @@ class _Entry:
 
 
 def _path_of(path: object) -> Path:
-    name = os.fspath(path) if isinstance(path, str | os.PathLike) else None
-    if not isinstance(name, str) or not name or "\0" in name:
-        raise InvalidArgument(f"a session is saved under a path, got {path!r}")
-    return Path(name)
+    return path_of("a session is saved", path)
 
 
 def check_session_path(path: str | os.PathLike[str]) -> None:

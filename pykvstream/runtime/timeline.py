@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from pykvstream.core.device import Device
 from pykvstream.core.timeline import EventKind, keep_events, take_events
 from pykvstream.errors import DeviceError, InvalidArgument
-from pykvstream.runtime.whole_file import check_replaceable, replacing
+from pykvstream.runtime.whole_file import check_replaceable, path_of, replacing
 
 MOST_EVENTS: Final = 1 << 20
 """Of a timeline; what comes later is counted and not kept."""
@@ -201,10 +201,8 @@ def _names(told: list[_Told]) -> Iterator[Event]:
 
 def check_timeline_path(path: str | os.PathLike[str]) -> Path:
     """Where ``write_timeline`` could write. Raises ``DeviceError``, ``InvalidArgument``."""
-    name = os.fspath(path) if isinstance(path, str | os.PathLike) else None
-    if not isinstance(name, str) or not name or "\0" in name:
-        raise InvalidArgument(f"a timeline is written under a path, got {path!r}")
-    where = Path(name)
+    where = path_of("a timeline is written", path)
+    name = str(where)
     try:
         check_replaceable(where)
     except InvalidArgument:

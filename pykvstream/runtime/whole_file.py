@@ -1,9 +1,9 @@
 """Writing a file whole or not at all.
 
 Order: another name in the same folder, the disk, the mode, the name.
-Holds: ``replacing``; ``check_replaceable``, which finds before any work what would be refused. A file that is there
-keeps its permissions, and a link to it stays a link. A new one is for its owner alone (0600, whatever the umask
-allows), unless it is said to be public: most of what is written here is what somebody said to a model.
+Holds: ``path_of``; ``replacing``; ``check_replaceable``, which finds before any work what would be refused. A file that
+is there keeps its permissions, and a link to it stays a link. A new one is for its owner alone (0600, whatever the
+umask allows), unless it is said to be public: most of what is written here is what somebody said to a model.
 """
 
 from __future__ import annotations
@@ -18,6 +18,18 @@ from pathlib import Path
 from typing import BinaryIO
 
 from pykvstream.errors import InvalidArgument
+
+
+def path_of(what: str, path: object) -> Path:
+    """A path that a file can have. Raises ``InvalidArgument``, beginning with ``what``, for anything else."""
+    name = os.fspath(path) if isinstance(path, str | os.PathLike) else None
+    if isinstance(name, str) and name and "\0" not in name:
+        try:
+            os.fsencode(name)
+            return Path(name)
+        except UnicodeEncodeError:
+            pass
+    raise InvalidArgument(f"{what} under a path, got {path!r:.200}")
 
 
 @contextmanager
