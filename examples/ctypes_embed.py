@@ -47,6 +47,8 @@ class DeviceDesc(Sized):
         ("failure", c.c_char_p),
         ("failure_bytes", u64),
         ("arch", u32),
+        ("reserved", u32),
+        ("wait_limit_ns", u64),
     ]
 
 

@@ -16,11 +16,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pykvstream.engine import Model, Piece, Session
+    from pykvstream.engine import Model, Session
     from pykvstream.errors import KvStreamError
     from pykvstream.gguf import GgufFile
     from pykvstream.runtime.meter import SessionStats
     from pykvstream.runtime.ngram_file import load_ngram_counts, save_ngram_counts
+    from pykvstream.runtime.pieces import Piece
     from pykvstream.runtime.target import Phase
     from pykvstream.sampling import SamplingParams
     from pykvstream.speculation import ModSize, NgramCounts, NgramSize, SpeculationParams
@@ -43,7 +44,7 @@ _HOME = {
     "NgramCounts": "pykvstream.speculation",
     "NgramSize": "pykvstream.speculation",
     "Phase": "pykvstream.runtime.target",
-    "Piece": "pykvstream.engine",
+    "Piece": "pykvstream.runtime.pieces",
     "Reasoning": "pykvstream.text.wishes",
     "SamplingParams": "pykvstream.sampling",
     "Session": "pykvstream.engine",

@@ -15,7 +15,7 @@ import hashlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -37,8 +37,9 @@ from pykvstream.runtime.drafting import Steps
 from pykvstream.runtime.layout import ArenaPlan, Placement, require_callable, require_int
 from pykvstream.runtime.meter import SessionStats
 from pykvstream.runtime.mtp_drafter import MtpDrafter
-from pykvstream.runtime.opening import Wish, open_target
+from pykvstream.runtime.opening import Wish, open_target, packs_of
 from pykvstream.runtime.part import PartReport
+from pykvstream.runtime.pieces import Piece
 from pykvstream.runtime.saving import Saved, weights_digest
 from pykvstream.runtime.session import ForwardProgress, LogitsWanted, TokenSession
 from pykvstream.runtime.target import MemoryReport, Phase, Progress, Target, TargetOptions, require_token_ids
@@ -56,21 +57,6 @@ from pykvstream.text.transcript import Transcript, Turn
 from pykvstream.text.wishes import Reasoning
 
 DEFAULT_UBATCH = 256
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """One emitted token: its id, the text that became complete with it (may be empty), its log-probability, and
-    the logits it was chosen from (``[vocab rows]`` float32, valid until the next piece).
-
-    ``deltas``: in an answer to a chat, what became certain of its reasoning, content and tool calls.
-    """
-
-    token: int
-    text: str
-    logprob: float
-    logits: NDArray[np.float32]
-    deltas: tuple[Delta, ...] = ()
 
 
 class Model:
@@ -142,7 +128,7 @@ class Model:
                 raise InvalidArgument(f"{name} must be True or False, got {value!r}")
         require_callable("progress", progress)
         require_callable("kernel_progress", kernel_progress)
-        packs = _packs_of(kernels)
+        packs = packs_of(kernels)
         where = find_model(path)
         file = GgufFile.open(where)
         head_file: GgufFile | None = None
@@ -593,14 +579,6 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _packs_of(kernels: object) -> tuple[str | os.PathLike[str], ...]:
-    """Paths of packs, where one or several are given. Raises ``InvalidArgument`` for anything else."""
-    packs = (kernels,) if isinstance(kernels, str | os.PathLike) else kernels
-    if not isinstance(packs, list | tuple) or not all(isinstance(pack, str | os.PathLike) for pack in packs):
-        raise InvalidArgument(f"kernels must be a path or a list of paths, got {kernels!r:.200}")
-    return tuple(packs)
 
 
 class _Generation:

@@ -27,9 +27,10 @@ from pykvstream.cli.session import (
     read_template,
     tracing,
 )
-from pykvstream.engine import Model, Piece, Session
+from pykvstream.engine import Model, Session
 from pykvstream.errors import ContextFull, KvStreamError
 from pykvstream.runtime.meter import SessionStats
+from pykvstream.runtime.pieces import Piece
 from pykvstream.runtime.timeline import check_timeline_path
 from pykvstream.runtime.whole_file import replacing
 from pykvstream.sampling import SamplingParams

@@ -32,7 +32,8 @@ from pykvstream.cli.session import (
     read_tools,
     tracing,
 )
-from pykvstream.engine import Piece, Session
+from pykvstream.engine import Session
+from pykvstream.runtime.pieces import Piece
 from pykvstream.runtime.session import ForwardProgress
 from pykvstream.runtime.session_file import check_session_path
 from pykvstream.runtime.timeline import check_timeline_path

@@ -6,6 +6,7 @@ Holds: ``Wish``, ``Share``, ``open_shares``, ``admit``, ``provide``, ``open_targ
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -140,6 +141,14 @@ def provide(device: Device, packs: Sequence[PackPath] = (), progress: KernelProg
         return provide_kernels(device, packs, progress=progress)
     refuse_packs(packs)
     return Provided()
+
+
+def packs_of(kernels: object) -> tuple[PackPath, ...]:
+    """Paths of packs, where one or several are given. Raises ``InvalidArgument`` for anything else."""
+    packs = (kernels,) if isinstance(kernels, str | os.PathLike) else kernels
+    if not isinstance(packs, list | tuple) or not all(isinstance(pack, str | os.PathLike) for pack in packs):
+        raise InvalidArgument(f"kernels must be a path or a list of paths, got {kernels!r:.200}")
+    return tuple(packs)
 
 
 def refuse_packs(packs: Sequence[PackPath]) -> None:

@@ -10,8 +10,8 @@ import pytest
 
 from pykvstream import SamplingParams, Session, SpeculationParams
 from pykvstream.core.device import HookPoint
-from pykvstream.engine import Piece
 from pykvstream.errors import Busy, KvStreamError
+from pykvstream.runtime.pieces import Piece
 from pykvstream.runtime.target import Phase
 from pykvstream.speculation import Chain
 from tests.models import write_random_model

@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pykvstream.engine import Model, Piece, Session
+from pykvstream.engine import Model, Session
 from pykvstream.errors import Unsupported
+from pykvstream.runtime.pieces import Piece
 from pykvstream.runtime.target import Phase
 from pykvstream.sampling import Sampler, SamplingParams
 from pykvstream.sampling.logprobs import Choice

@@ -17,9 +17,10 @@ from types import MappingProxyType
 import pytest
 
 from pykvstream.core.device import HookPoint
-from pykvstream.engine import Piece, Session
+from pykvstream.engine import Session
 from pykvstream.errors import DeviceError, FormatError, InvalidArgument, KvStreamError, NotFound
 from pykvstream.runtime import saving, session_file
+from pykvstream.runtime.pieces import Piece
 from pykvstream.runtime.session_file import HEADER_BYTES, SECTIONS, VERSION
 from pykvstream.runtime.target import Phase
 from pykvstream.sampling import SamplingParams

@@ -17,8 +17,9 @@ import pytest
 
 pytest.importorskip("pykvstream._ffi._native")
 
-from pykvstream.engine import Model, Piece, Session
+from pykvstream.engine import Model, Session
 from pykvstream.errors import Busy, Closed, DeviceError, InvalidArgument, KvStreamError, Unsupported
+from pykvstream.runtime.pieces import Piece
 from pykvstream.runtime.target import Phase
 from tests.models import write_random_model
 
