@@ -1,6 +1,8 @@
 /* fake_cuda.c: a libcuda without a card: memory is the host's, copies are made at once, kernels do nothing. FAKE_CUDA_FAIL names a
  * function and which of its calls fails, with which number: "cuMemAlloc_v2 3 2". FAKE_CUDA_ARCH is the card's, 90 by default.
- * FAKE_CUDA_COUNT names a file that receives, when the process ends, how many kernels were launched, and how many of them early. */
+ * FAKE_CUDA_COUNT names a file that receives, when the process ends, how many kernels were launched, how many of them
+ * early, how many into a recording and how many of those early, and how many recordings were made, launched and let go.
+ * FAKE_CUDA_VERSION is the driver's, 13000 by default. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,14 +23,15 @@ struct copy_2d {
 };
 
 static int n_calls;
-static int n_kernels, n_early;
+static int n_kernels, n_early, n_recorded, n_recorded_early, n_made, n_launched, n_destroyed, is_capturing;
+static void *captured; /* the stream */
 
 __attribute__((destructor)) static void tell(void)
 {
     const char *path = getenv("FAKE_CUDA_COUNT");
     FILE *file = path == NULL ? NULL : fopen(path, "w");
     if (file != NULL) {
-        fprintf(file, "%d %d\n", n_kernels, n_early);
+        fprintf(file, "%d %d %d %d %d %d %d\n", n_kernels, n_early, n_recorded, n_recorded_early, n_made, n_launched, n_destroyed);
         fclose(file);
     }
 }
@@ -57,7 +60,12 @@ static int arch(void)
 }
 
 int cuInit(unsigned int flags) { BEGIN (void)flags; return 0; }
-int cuDriverGetVersion(int *version) { *version = 13000; return 0; }
+int cuDriverGetVersion(int *version)
+{
+    const char *text = getenv("FAKE_CUDA_VERSION");
+    *version = text == NULL ? 13000 : atoi(text);
+    return 0;
+}
 int cuGetErrorName(int error, const char **name) { *name = error == 2 ? "CUDA_ERROR_OUT_OF_MEMORY" : "CUDA_ERROR_FAKE"; return 0; }
 int cuGetErrorString(int error, const char **text) { *text = error == 2 ? "out of memory" : "as was asked for"; return 0; }
 int cuDeviceGetCount(int *count) { BEGIN *count = 1; return 0; }
@@ -81,11 +89,13 @@ int cuMemHostRegister_v2(void *memory, size_t bytes, unsigned int flags)
     return limit != NULL && bytes > strtoull(limit, NULL, 10) ? 304 : 0;
 }
 int cuMemHostUnregister(void *memory) { (void)memory; return 0; }
-int cuStreamDestroy_v2(void *stream) { (void)stream; return 0; }
-int cuStreamSynchronize(void *stream) { BEGIN (void)stream; return 0; }
+int cuStreamDestroy_v2(void *stream) { free(stream); return 0; }
+/* What would break a recording, or become part of it unasked. */
+static int disturbs(const void *stream) { return is_capturing && stream == captured ? 900 : 0; }
+int cuStreamSynchronize(void *stream) { BEGIN return disturbs(stream); }
 int cuStreamWaitEvent(void *stream, void *event, unsigned int flags) { BEGIN (void)stream; (void)event; (void)flags; return 0; }
 int cuEventDestroy_v2(void *event) { (void)event; return 0; }
-int cuEventRecord(void *event, void *stream) { BEGIN (void)event; (void)stream; return 0; }
+int cuEventRecord(void *event, void *stream) { BEGIN (void)event; return disturbs(stream); }
 int cuEventSynchronize(void *event) { BEGIN (void)event; return 0; }
 int cuModuleUnload(void *module) { (void)module; return 0; }
 int cuFuncSetAttribute(void *function, int attribute, int value) { (void)function; (void)attribute; (void)value; return 0; }
@@ -120,9 +130,8 @@ int cuMemHostAlloc(void **memory, size_t bytes, unsigned int flags)
 int cuMemcpyAsync(address to, address from, size_t bytes, void *stream)
 {
     BEGIN
-    (void)stream;
     memcpy((void *)to, (const void *)from, bytes);
-    return 0;
+    return disturbs(stream);
 }
 
 int cuMemcpy2DAsync_v2(const struct copy_2d *copy, void *stream)
@@ -138,12 +147,11 @@ int cuMemcpy2DAsync_v2(const struct copy_2d *copy, void *stream)
 int cuMemsetD8Async(address at, unsigned char value, size_t bytes, void *stream)
 {
     BEGIN
-    (void)stream;
     memset((void *)at, value, bytes);
-    return 0;
+    return disturbs(stream);
 }
 
-int cuStreamCreate(void **stream, unsigned int flags) { BEGIN (void)flags; *stream = &n_calls; return 0; }
+int cuStreamCreate(void **stream, unsigned int flags) { BEGIN (void)flags; *stream = malloc(1); return 0; }
 int cuEventCreate(void **event, unsigned int flags) { BEGIN (void)flags; *event = &n_calls; return 0; }
 int cuModuleLoadData(void **module, const void *image) { BEGIN (void)image; *module = &n_calls; return 0; }
 int cuModuleGetFunction(void **function, void *module, const char *name) { BEGIN (void)module; (void)name; *function = &n_calls; return 0; }
@@ -165,8 +173,40 @@ int cuLaunchKernelEx(const struct launch *config, void *function, void **params,
     const int is_early = config->n_attributes == 1 && config->attributes[0] == 6 && config->attributes[2] == 1;
     n_kernels++;
     n_early += is_early;
+    n_recorded += is_capturing;
+    n_recorded_early += is_capturing && is_early;
     return blocks == 0 || threads == 0 || threads > 1024 || config->shared > 101376 || (config->n_attributes != 0 && !is_early);
 }
+
+/* A capture that nobody ends, or that a second one interrupts, is an error as with the real one. */
+int cuStreamBeginCapture_v2(void *stream, int mode)
+{
+    BEGIN
+    (void)mode;
+    if (is_capturing) {
+        return 900;
+    }
+    captured = stream;
+    is_capturing = 1;
+    return 0;
+}
+
+int cuStreamEndCapture(void *stream, void **graph)
+{
+    (void)stream;
+    const int was_capturing = is_capturing;
+    is_capturing = 0;
+    *graph = NULL;
+    BEGIN
+    *graph = malloc(1);
+    return was_capturing ? 0 : 900;
+}
+
+int cuGraphDestroy(void *graph) { free(graph); return 0; }
+int cuGraphInstantiateWithFlags(void **exec, void *graph, unsigned long long flags) { BEGIN (void)graph; (void)flags; *exec = malloc(1); n_made++; return 0; }
+int cuGraphUpload(void *exec, void *stream) { BEGIN (void)exec; (void)stream; return 0; }
+int cuGraphLaunch(void *exec, void *stream) { BEGIN (void)exec; (void)stream; n_launched++; return is_capturing ? 900 : 0; }
+int cuGraphExecDestroy(void *exec) { free(exec); n_destroyed++; return 0; }
 
 /* For a process that fails one call after another: count from 0 again; calls counted since. */
 void fake_cuda_reset(void) { __atomic_store_n(&n_calls, 0, __ATOMIC_RELAXED); }

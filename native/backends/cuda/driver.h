@@ -23,6 +23,7 @@ typedef struct kvs_cuda_driver {
     uint32_t arch;
     uint32_t n_sm;
     uint32_t shared_bytes;
+    uint32_t version; /* of CUDA, 12030 for 12.3 */
 } kvs_cuda_driver;
 
 /* Open the library, find the device, retain its context. Nothing is left behind on failure. The text of a failure is kept for `device`.
