@@ -20,7 +20,7 @@ typedef struct kvs_fence kvs_fence;
 typedef enum kvs_backend_kind {
     KVS_BACKEND_CPU = 0,
     KVS_BACKEND_TRACE = 1, /* computes nothing and checks the order of everything; see trace.h */
-    KVS_BACKEND_CUDA = 2   /* a card of sm_75 or later, through the driver's library; takes POISON_RELEASED and the NO_ flags */
+    KVS_BACKEND_CUDA = 2   /* a card of sm_75 or later, through the driver's library; takes POISON_RELEASED and the flags behind REFERENCE_OPS */
 } kvs_backend_kind;
 
 typedef enum kvs_device_flag {
@@ -36,7 +36,10 @@ typedef enum kvs_device_flag {
     /* No kernel of a card begins before the one before it has ended. Same bits, slower. */
     KVS_DEVICE_NO_EARLY = 16,
     /* A card's passes are launched operation by operation, none is recorded. Same bits, slower. */
-    KVS_DEVICE_NO_GRAPHS = 32
+    KVS_DEVICE_NO_GRAPHS = 32,
+    /* Copies of pages and those who read them are ordered by counters in device memory, which kernels wait for, instead of by events
+     * between launches: passes that stream are recorded too. Same bits. Slower, where it was measured (docs/cuda.md). */
+    KVS_DEVICE_COUNTERS = 64
 } kvs_device_flag;
 
 typedef struct kvs_device_desc {
@@ -51,6 +54,9 @@ typedef struct kvs_device_desc {
     uint64_t failure_bytes;
     uint32_t arch;          /* of the CUDA backend: 0 = a card; else no card and no driver: the device seals tapes for cards of this
                              * architecture (90 for sm_90), lists the kernels that they need, and has no memory */
+    uint32_t delay_us;      /* of a card with counters, for tests: kernels that read and write pages come up to so much late, at random */
+    uint32_t wait_limit_ms; /* of one wait of a kernel for a page; 0: 20,000 */
+    uint32_t reserved;
 } kvs_device_desc;
 
 /* Instruction sets of the CPU backend, in rising order. */

@@ -18,8 +18,12 @@ from pykvstream.errors import InvalidArgument, Unsupported
 
 CPU = "cpu"
 CUDA = "cuda"
-CARD_SWITCHES = {"early": DeviceFlag.NO_EARLY, "graphs": DeviceFlag.NO_GRAPHS}
-"""Settings behind a card's name that are ``on`` or ``off``, and what switches each off. No bit depends on them."""
+CARD_SWITCHES = {
+    "early": (DeviceFlag.NO_EARLY, "off"),
+    "graphs": (DeviceFlag.NO_GRAPHS, "off"),
+    "counters": (DeviceFlag.COUNTERS, "on"),
+}
+"""Settings behind a card's name that are ``on`` or ``off``: a flag, and what sets it. No bit depends on them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,16 +41,33 @@ class KernelKey:
 class CudaDevice(Device):
     """The card with the driver's number ``ordinal``.
 
+    For tests, with ``DeviceFlag.COUNTERS``: kernels that write and read pages come up to ``delay_us`` late, at random,
+    and wait for a page no longer than ``wait_limit_ms`` (0: 20,000).
+
     Raises ``Unsupported`` without a driver or with too old a card, ``NotFound`` where there is no such card,
     ``DeviceError``.
     """
 
     __slots__ = ()
 
-    def __init__(self, ordinal: int = 0, *, flags: DeviceFlag = DeviceFlag.NONE) -> None:
-        if isinstance(ordinal, bool) or not isinstance(ordinal, int) or not 0 <= ordinal < 1 << 31:
-            raise InvalidArgument(f"a card's number must be an integer of at least 0, got {ordinal!r}")
-        desc = make_struct("kvs_device_desc", flags=int(flags), backend=lib.KVS_BACKEND_CUDA, ordinal=ordinal)
+    def __init__(
+        self, ordinal: int = 0, *, flags: DeviceFlag = DeviceFlag.NONE, delay_us: int = 0, wait_limit_ms: int = 0
+    ) -> None:
+        for name, value, most in (
+            ("a card's number", ordinal, (1 << 31) - 1),
+            ("delay_us", delay_us, 4_000_000),
+            ("wait_limit_ms", wait_limit_ms, 4_000_000),
+        ):
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
+                raise InvalidArgument(f"{name} must be an integer from 0 to {most}, got {value!r}")
+        desc = make_struct(
+            "kvs_device_desc",
+            flags=int(flags),
+            backend=lib.KVS_BACKEND_CUDA,
+            ordinal=ordinal,
+            delay_us=delay_us,
+            wait_limit_ms=wait_limit_ms,
+        )
         pointer = make_device(desc, f"no device {CUDA}:{ordinal}")
         self._hook_handle: Any = None
         self._chooser_handle: Any = None
@@ -137,7 +158,8 @@ def card_flags(settings: str) -> DeviceFlag:
             known = ", ".join(f"{each}=on|off" for each in CARD_SWITCHES)
             raise InvalidArgument(f"setting {setting!r} of a card: supported, each once: {known}")
         seen.add(name)
-        flags |= CARD_SWITCHES[name] if value == "off" else DeviceFlag.NONE
+        flag, sets = CARD_SWITCHES[name]
+        flags |= flag if value == sets else DeviceFlag.NONE
     return flags
 
 

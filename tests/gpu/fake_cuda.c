@@ -2,7 +2,8 @@
  * function and which of its calls fails, with which number: "cuMemAlloc_v2 3 2". FAKE_CUDA_ARCH is the card's, 90 by default.
  * FAKE_CUDA_COUNT names a file that receives, when the process ends, how many kernels were launched, how many of them
  * early, how many into a recording and how many of those early, and how many recordings were made, launched and let go.
- * FAKE_CUDA_VERSION is the driver's, 13000 by default. */
+ * FAKE_CUDA_VERSION is the driver's, 13000 by default. FAKE_CUDA_WORDS=0: it has no stream memory operations. Words are written at
+ * once and never waited for. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -104,6 +105,11 @@ int cuDeviceGetAttribute(int *value, int attribute, int device)
 {
     BEGIN
     (void)device;
+    if (attribute == 122) {
+        const char *words = getenv("FAKE_CUDA_WORDS");
+        *value = words == NULL || atoi(words) != 0;
+        return 0;
+    }
     *value = attribute == 75 ? arch() / 10 : attribute == 76 ? arch() % 10 : attribute == 97 ? 101376 : attribute == 16 ? 8 : 1;
     return 0;
 }
@@ -176,6 +182,16 @@ int cuLaunchKernelEx(const struct launch *config, void *function, void **params,
     n_recorded += is_capturing;
     n_recorded_early += is_capturing && is_early;
     return blocks == 0 || threads == 0 || threads > 1024 || config->shared > 101376 || (config->n_attributes != 0 && !is_early);
+}
+
+int cuStreamWaitValue64_v2(void *stream, address word, unsigned long long value, unsigned int flags) { BEGIN (void)word; (void)value; (void)flags; return disturbs(stream); }
+
+int cuStreamWriteValue64_v2(void *stream, address word, unsigned long long value, unsigned int flags)
+{
+    BEGIN
+    (void)flags;
+    __atomic_store_n((unsigned long long *)word, value, __ATOMIC_RELEASE);
+    return disturbs(stream);
 }
 
 /* A capture that nobody ends, or that a second one interrupts, is an error as with the real one. */

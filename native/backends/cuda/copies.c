@@ -1,4 +1,4 @@
-/* copies.c: the copy engine: its thread, submission and waiting. */
+/* copies.c: the copy engine: its two threads, submission and waiting. */
 #include "backends/cuda/copies.h"
 
 #include "backends/cuda/batch.h"
@@ -16,22 +16,35 @@
 /* A waiter looks this often before it sleeps: a few microseconds, less than a wake-up costs. */
 #define SPIN_LOOKS 256
 
+/* Copies with a gate wait for readers on the device, so the others have streams and a thread of their own: a pass may need one
+ * of them before it reads anything. */
 enum { QUEUE_FREE = 0, QUEUE_GATED = 1, N_QUEUES = 2 };
 
-struct kvs_cuda_copies {
-    kvs_device *device;
+struct server {
+    struct kvs_cuda_copies *all;
     kvs_cuda_lanes lanes;
-    kvs_mutex lock;
-    kvs_cond work;     /* the thread sleeps here */
-    kvs_cond progress; /* waiters sleep here */
     pthread_t thread;
     bool has_thread;
 
     /* Below: under the lock. Contents of a batch under way are the thread's, but for its copies' counters. */
-    kvs_cuda_queue queues[N_QUEUES];
+    kvs_cuda_queue queue;
     kvs_cuda_batch batches[MAX_BATCHES];
     uint32_t oldest;
     uint32_t n_under_way;
+    bool is_issuing; /* the newest of these is being given to the driver */
+};
+
+struct kvs_cuda_copies {
+    kvs_device *device;
+    const kvs_cuda_driver *driver;
+    kvs_cuda_rings *rings; /* NULL: events alone */
+    kvs_mutex lock;
+    kvs_mutex pinning; /* of host history */
+    kvs_cond work;     /* the threads sleep here */
+    kvs_cond progress; /* waiters sleep here */
+    struct server servers[N_QUEUES];
+
+    /* Below: under the lock. */
     kvs_cuda_host **hosts;
     uint32_t n_hosts;
     uint32_t hosts_capacity;
@@ -49,120 +62,132 @@ static void unlock(kvs_cuda_copies *copies)
     kvs_mutex_unlock(&copies->lock);
 }
 
-/* ---- the thread ---- */
+/* ---- the threads ---- */
 
-static kvs_cuda_queue *next_queue(kvs_cuda_copies *copies)
+static bool has_open(const struct server *server)
 {
-    for (int q = 0; q < N_QUEUES; q++) {
-        if (kvs_cuda_queue_first(&copies->queues[q]) != NULL) {
-            return &copies->queues[q];
-        }
-    }
-    return NULL;
+    return kvs_cuda_queue_first(&server->queue) != NULL;
 }
 
 /* Take copies of one direction, in order, up to what a batch holds. */
-static void fill(kvs_cuda_copies *copies, kvs_cuda_batch *batch)
+static void fill(struct server *server, kvs_cuda_batch *batch)
 {
     batch->n_copies = 0;
     batch->n_bytes = 0;
-    kvs_cuda_queue *queue;
-    while (batch->n_copies < KVS_CUDA_BATCH_COPIES && batch->n_bytes < MAX_BATCH_BYTES &&
-           (queue = next_queue(copies)) != NULL) {
-        const kvs_copy *first = &kvs_cuda_queue_first(queue)->copy;
+    while (batch->n_copies < KVS_CUDA_BATCH_COPIES && batch->n_bytes < MAX_BATCH_BYTES && has_open(server)) {
+        const kvs_copy *first = &kvs_cuda_queue_first(&server->queue)->copy;
         if (batch->n_copies != 0 && first->is_out != batch->entries[0].copy.is_out) {
             return;
         }
         batch->n_bytes += first->n_bytes * first->n_pieces;
         batch->status[batch->n_copies] = KVS_OK;
-        batch->entries[batch->n_copies++] = kvs_cuda_queue_pop(queue);
+        batch->entries[batch->n_copies++] = kvs_cuda_queue_pop(&server->queue);
     }
 }
 
 /* With the lock held, which is given up while the driver works. */
-static void start_batch(kvs_cuda_copies *copies)
+static void start_batch(struct server *server)
 {
-    kvs_cuda_batch *batch = &copies->batches[(copies->oldest + copies->n_under_way) % MAX_BATCHES];
-    fill(copies, batch);
-    copies->n_under_way++;
-    unlock(copies);
-    kvs_cuda_batch_issue(&copies->lanes, batch);
-    lock(copies);
+    kvs_cuda_batch *batch = &server->batches[(server->oldest + server->n_under_way) % MAX_BATCHES];
+    fill(server, batch);
+    server->n_under_way++;
+    server->is_issuing = true;
+    unlock(server->all);
+    kvs_cuda_batch_issue(&server->lanes, batch);
+    lock(server->all);
+    server->is_issuing = false;
+    kvs_cond_wake_all(&server->all->progress);
 }
 
-static void end_batch(kvs_cuda_copies *copies)
+static void end_batch(struct server *server)
 {
-    kvs_cuda_batch *batch = &copies->batches[copies->oldest];
-    unlock(copies);
-    const bool is_unheard = kvs_cuda_batch_finish(&copies->lanes, batch);
-    lock(copies);
-    copies->has_failed |= is_unheard;
+    kvs_cuda_batch *batch = &server->batches[server->oldest];
+    unlock(server->all);
+    const bool is_unheard = kvs_cuda_batch_finish(&server->lanes, batch);
+    lock(server->all);
+    server->all->has_failed |= is_unheard;
     batch->n_copies = 0;
-    copies->oldest = (copies->oldest + 1) % MAX_BATCHES;
-    copies->n_under_way--;
-    kvs_cond_wake_all(&copies->progress);
+    server->oldest = (server->oldest + 1) % MAX_BATCHES;
+    server->n_under_way--;
+    kvs_cond_wake_all(&server->all->progress);
 }
 
 static void *thread_main(void *argument)
 {
-    kvs_cuda_copies *copies = argument;
-    kvs_cuda_enter(copies->lanes.driver);
+    struct server *server = argument;
+    kvs_cuda_copies *copies = server->all;
+    kvs_cuda_enter(copies->driver);
     lock(copies);
-    while (!copies->must_stop || copies->n_under_way != 0) {
-        const bool may_start = !copies->must_stop && next_queue(copies) != NULL;
-        if (may_start && copies->n_under_way < MAX_BATCHES) {
-            start_batch(copies);
-        } else if (copies->n_under_way != 0) {
-            end_batch(copies);
+    while (!copies->must_stop || server->n_under_way != 0) {
+        const bool may_start = !copies->must_stop && has_open(server);
+        if (may_start && server->n_under_way < MAX_BATCHES) {
+            start_batch(server);
+        } else if (server->n_under_way != 0) {
+            end_batch(server);
         } else {
             kvs_cond_wait(&copies->work, &copies->lock);
         }
     }
     unlock(copies);
-    kvs_cuda_leave(copies->lanes.driver);
+    kvs_cuda_leave(copies->driver);
     return NULL;
 }
 
 /* Signals belong to the caller's threads. */
-static bool start_thread(kvs_cuda_copies *copies)
+static bool start_thread(struct server *server)
 {
     sigset_t all;
     sigset_t before;
     (void)sigfillset(&all);
     (void)pthread_sigmask(SIG_BLOCK, &all, &before);
-    copies->has_thread = pthread_create(&copies->thread, NULL, thread_main, copies) == 0;
+    server->has_thread = pthread_create(&server->thread, NULL, thread_main, server) == 0;
     (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
-    return copies->has_thread;
+    return server->has_thread;
 }
 
 /* ---- create, destroy ---- */
+
+static void destroy_server(struct server *server)
+{
+    const kvs_cuda_driver *driver = server->all->driver;
+    for (uint32_t i = 0; i < MAX_BATCHES && server->batches[i].event != NULL; i++) {
+        (void)driver->api.event_destroy(server->batches[i].event);
+    }
+    for (int i = 0; i < KVS_CUDA_LANES && server->lanes.streams[i] != NULL; i++) {
+        (void)driver->api.stream_destroy(server->lanes.streams[i]);
+    }
+    free(server->queue.entries);
+}
+
+static void stop_threads(kvs_cuda_copies *copies)
+{
+    lock(copies);
+    copies->must_stop = true;
+    kvs_cond_wake_all(&copies->work);
+    unlock(copies);
+    for (int q = 0; q < N_QUEUES; q++) {
+        if (copies->servers[q].has_thread) {
+            (void)pthread_join(copies->servers[q].thread, NULL);
+        }
+    }
+}
 
 void kvs_cuda_copies_destroy(kvs_cuda_copies *copies)
 {
     if (copies == NULL) {
         return;
     }
-    if (copies->has_thread) {
-        lock(copies);
-        copies->must_stop = true;
-        kvs_cond_wake_all(&copies->work);
-        unlock(copies);
-        (void)pthread_join(copies->thread, NULL);
-    }
+    stop_threads(copies);
     for (uint32_t i = 0; i < copies->n_hosts; i++) {
-        kvs_cuda_host_destroy(copies->hosts[i], copies->lanes.driver);
+        kvs_cuda_host_destroy(copies->hosts[i], copies->driver);
     }
-    for (uint32_t i = 0; i < MAX_BATCHES && copies->batches[i].event != NULL; i++) {
-        (void)copies->lanes.driver->api.event_destroy(copies->batches[i].event);
-    }
-    for (int i = 0; i < KVS_CUDA_LANES && copies->lanes.streams[i] != NULL; i++) {
-        (void)copies->lanes.driver->api.stream_destroy(copies->lanes.streams[i]);
+    for (int q = 0; q < N_QUEUES; q++) {
+        destroy_server(&copies->servers[q]);
     }
     free(copies->hosts);
-    free(copies->queues[QUEUE_FREE].entries);
-    free(copies->queues[QUEUE_GATED].entries);
     kvs_cond_destroy(&copies->progress);
     kvs_cond_destroy(&copies->work);
+    kvs_mutex_destroy(&copies->pinning);
     kvs_mutex_destroy(&copies->lock);
     free(copies);
 }
@@ -172,32 +197,44 @@ static bool init_locks(kvs_cuda_copies *copies)
     if (!kvs_mutex_init(&copies->lock)) {
         return false;
     }
+    if (!kvs_mutex_init(&copies->pinning)) {
+        kvs_mutex_destroy(&copies->lock);
+        return false;
+    }
     if (!kvs_cond_init(&copies->work)) {
+        kvs_mutex_destroy(&copies->pinning);
         kvs_mutex_destroy(&copies->lock);
         return false;
     }
     if (!kvs_cond_init(&copies->progress)) {
         kvs_cond_destroy(&copies->work);
+        kvs_mutex_destroy(&copies->pinning);
         kvs_mutex_destroy(&copies->lock);
         return false;
     }
     return true;
 }
 
-static kvs_status create_streams(kvs_cuda_copies *copies)
+/* Nothing is copied out through a ring. */
+static kvs_status create_server(kvs_cuda_copies *copies, int queue)
 {
+    struct server *server = &copies->servers[queue];
+    const int n_streams = queue == QUEUE_FREE ? KVS_CUDA_LANES : 1;
     kvs_status status = KVS_OK;
-    for (int i = 0; status == KVS_OK && i < KVS_CUDA_LANES; i++) {
-        status = KVS_CUDA_CALL(copies->device, copies->lanes.driver, stream_create, &copies->lanes.streams[i], CU_STREAM_NON_BLOCKING);
+    for (int i = 0; status == KVS_OK && i < n_streams; i++) {
+        status = KVS_CUDA_CALL(copies->device, copies->driver, stream_create, &server->lanes.streams[i], CU_STREAM_NON_BLOCKING);
     }
     for (uint32_t i = 0; status == KVS_OK && i < MAX_BATCHES; i++) {
         status =
-            KVS_CUDA_CALL(copies->device, copies->lanes.driver, event_create, &copies->batches[i].event, CU_EVENT_DISABLE_TIMING);
+            KVS_CUDA_CALL(copies->device, copies->driver, event_create, &server->batches[i].event, CU_EVENT_DISABLE_TIMING);
+    }
+    if (status == KVS_OK && !start_thread(server)) {
+        status = kvs_fail(copies->device, KVS_EIO, "a copy thread cannot be started");
     }
     return status;
 }
 
-kvs_status kvs_cuda_copies_create(kvs_device *device, const kvs_cuda_driver *driver, cu_event readers,
+kvs_status kvs_cuda_copies_create(kvs_device *device, const kvs_cuda_driver *driver, cu_event readers, kvs_cuda_rings *rings,
                                   kvs_cuda_copies **copies)
 {
     kvs_cuda_copies *made = calloc(1, sizeof *made);
@@ -206,10 +243,16 @@ kvs_status kvs_cuda_copies_create(kvs_device *device, const kvs_cuda_driver *dri
         return kvs_fail(device, KVS_ENOMEM, "no memory for a copy engine");
     }
     made->device = device;
-    made->lanes = (kvs_cuda_lanes){.device = device, .driver = driver, .readers = readers};
-    kvs_status status = create_streams(made);
-    if (status == KVS_OK && !start_thread(made)) {
-        status = kvs_fail(device, KVS_EIO, "the copy thread cannot be started");
+    made->driver = driver;
+    made->rings = rings;
+    for (int q = 0; q < N_QUEUES; q++) {
+        made->servers[q].all = made;
+        made->servers[q].lanes = (kvs_cuda_lanes){
+            .device = device, .driver = driver, .readers = readers, .rings = rings, .pinning = &made->pinning};
+    }
+    kvs_status status = KVS_OK;
+    for (int q = 0; status == KVS_OK && q < N_QUEUES; q++) {
+        status = create_server(made, q);
     }
     if (status != KVS_OK) {
         kvs_cuda_copies_destroy(made);
@@ -247,7 +290,7 @@ kvs_status kvs_cuda_copies_host_alloc(kvs_cuda_copies *copies, uint64_t n_bytes,
     const bool is_noted = note_host(copies, host);
     unlock(copies);
     if (!is_noted) {
-        kvs_cuda_host_destroy(host, copies->lanes.driver);
+        kvs_cuda_host_destroy(host, copies->driver);
         return kvs_fail(copies->device, KVS_ENOMEM, "no memory to note a reservation (host history)");
     }
     *host_base = kvs_cuda_host_base(host);
@@ -275,7 +318,7 @@ void kvs_cuda_copies_host_free(kvs_cuda_copies *copies, uint64_t host_base)
     }
     unlock(copies);
     if (host != NULL) {
-        kvs_cuda_host_destroy(host, copies->lanes.driver);
+        kvs_cuda_host_destroy(host, copies->driver);
     }
 }
 
@@ -296,28 +339,26 @@ static kvs_status check_copy(const kvs_cuda_copies *copies, const kvs_copy *copy
     return end <= kvs_cuda_host_bytes(*host) ? KVS_OK : KVS_ENOSPACE;
 }
 
-static int queue_of(const kvs_copy *copy)
+static struct server *server_of(kvs_cuda_copies *copies, const kvs_copy *copy)
 {
-    return copy->gate == NULL ? QUEUE_FREE : QUEUE_GATED;
+    return &copies->servers[copy->gate == NULL ? QUEUE_FREE : QUEUE_GATED];
 }
 
 static kvs_status check_all(kvs_cuda_copies *copies, const kvs_copy *more, uint32_t n_more)
 {
-    uint32_t needed[N_QUEUES] = {0, 0};
+    uint32_t n_gated = 0;
     for (uint32_t i = 0; i < n_more; i++) {
         kvs_cuda_host *host = NULL;
-        const kvs_status status = check_copy(copies, &more[i], &host);
+        const kvs_status status = more[i].gate != NULL && more[i].is_out ? KVS_EINVAL : check_copy(copies, &more[i], &host);
         if (status < 0) {
             return status;
         }
-        needed[queue_of(&more[i])]++;
+        n_gated += more[i].gate != NULL;
     }
-    for (int q = 0; q < N_QUEUES; q++) {
-        if (!kvs_cuda_queue_reserve(&copies->queues[q], needed[q])) {
-            return KVS_ENOMEM;
-        }
-    }
-    return KVS_OK;
+    return kvs_cuda_queue_reserve(&copies->servers[QUEUE_GATED].queue, n_gated) &&
+                   kvs_cuda_queue_reserve(&copies->servers[QUEUE_FREE].queue, n_more - n_gated)
+               ? KVS_OK
+               : KVS_ENOMEM;
 }
 
 kvs_status kvs_cuda_copies_submit(kvs_cuda_copies *copies, const kvs_copy *more, uint32_t n_more)
@@ -327,7 +368,10 @@ kvs_status kvs_cuda_copies_submit(kvs_cuda_copies *copies, const kvs_copy *more,
     for (uint32_t i = 0; status == KVS_OK && i < n_more; i++) {
         kvs_cuda_entry entry = {.copy = more[i]};
         (void)check_copy(copies, &more[i], &entry.host);
-        kvs_cuda_queue_push(&copies->queues[queue_of(&more[i])], &entry);
+        if (copies->rings != NULL) {
+            kvs_cuda_rings_queued(copies->rings, &more[i]);
+        }
+        kvs_cuda_queue_push(&server_of(copies, &more[i])->queue, &entry);
     }
     kvs_cond_wake_all(&copies->work);
     unlock(copies);
@@ -353,9 +397,14 @@ static uint32_t n_queued(const kvs_cuda_copies *copies)
 {
     uint32_t count = 0;
     for (int q = 0; q < N_QUEUES; q++) {
-        count += copies->queues[q].end - copies->queues[q].begin;
+        count += copies->servers[q].queue.end - copies->servers[q].queue.begin;
     }
     return count;
+}
+
+static bool are_under_way(const kvs_cuda_copies *copies)
+{
+    return copies->servers[QUEUE_FREE].n_under_way != 0 || copies->servers[QUEUE_GATED].n_under_way != 0;
 }
 
 /* False in a fork: the thread is not there. */
@@ -379,7 +428,7 @@ kvs_status kvs_cuda_copies_wait(kvs_cuda_copies *copies, const _Atomic uint64_t 
         return status;
     }
     lock(copies);
-    while ((status = look(counter, value, failed)) == KVS_PENDING && (copies->n_under_way != 0 || n_queued(copies) != 0)) {
+    while ((status = look(counter, value, failed)) == KVS_PENDING && (are_under_way(copies) || n_queued(copies) != 0)) {
         if (!sleep_for_progress(copies)) {
             break;
         }
@@ -403,7 +452,7 @@ void kvs_cuda_copies_gate_advanced(kvs_cuda_copies *copies)
 kvs_status kvs_cuda_copies_drain(kvs_cuda_copies *copies)
 {
     lock(copies);
-    while (copies->n_under_way != 0 || next_queue(copies) != NULL) {
+    while (are_under_way(copies) || has_open(&copies->servers[QUEUE_FREE]) || has_open(&copies->servers[QUEUE_GATED])) {
         if (!sleep_for_progress(copies)) {
             copies->has_failed = true;
             break;
@@ -422,10 +471,10 @@ kvs_status kvs_cuda_copies_drain(kvs_cuda_copies *copies)
     return KVS_OK;
 }
 
-static bool is_under_way(const kvs_cuda_copies *copies, const _Atomic uint64_t *done)
+static bool is_under_way(const struct server *server, const _Atomic uint64_t *done)
 {
-    for (uint32_t i = 0; i < copies->n_under_way; i++) {
-        const kvs_cuda_batch *batch = &copies->batches[(copies->oldest + i) % MAX_BATCHES];
+    for (uint32_t i = 0; i < server->n_under_way; i++) {
+        const kvs_cuda_batch *batch = &server->batches[(server->oldest + i) % MAX_BATCHES];
         for (uint32_t j = 0; j < batch->n_copies; j++) {
             if (batch->entries[j].copy.done == done) {
                 return true;
@@ -435,14 +484,44 @@ static bool is_under_way(const kvs_cuda_copies *copies, const _Atomic uint64_t *
     return false;
 }
 
+/* The context is entered: streams may have to be let go. */
 void kvs_cuda_copies_cancel(kvs_cuda_copies *copies, const _Atomic uint64_t *done)
 {
     lock(copies);
-    kvs_cuda_queue_drop(&copies->queues[QUEUE_FREE], done);
-    kvs_cuda_queue_drop(&copies->queues[QUEUE_GATED], done);
+    for (int q = 0; q < N_QUEUES; q++) {
+        kvs_cuda_queue_drop(&copies->servers[q].queue, done);
+    }
     /* A waiter may have nothing left to wait for. */
     kvs_cond_wake_all(&copies->progress);
-    while (is_under_way(copies, done) && sleep_for_progress(copies)) {
+    if (copies->rings != NULL) {
+        kvs_cuda_rings_let_go(copies->rings, done);
+    }
+    while ((is_under_way(&copies->servers[QUEUE_FREE], done) || is_under_way(&copies->servers[QUEUE_GATED], done)) &&
+           sleep_for_progress(copies)) {
+    }
+    if (copies->rings != NULL) {
+        kvs_cuda_rings_begin_anew(copies->rings, done);
     }
     unlock(copies);
+}
+
+/* Copies of a ring reach memory that was registered when its pages were written out, or are registered here. */
+kvs_status kvs_cuda_copies_be_quiet(kvs_cuda_copies *copies)
+{
+    struct server *free_copies = &copies->servers[QUEUE_FREE];
+    const kvs_cuda_queue *gated = &copies->servers[QUEUE_GATED].queue;
+    kvs_status status = KVS_OK;
+    lock(copies);
+    while ((has_open(free_copies) || free_copies->is_issuing || copies->servers[QUEUE_GATED].is_issuing) &&
+           sleep_for_progress(copies)) {
+    }
+    kvs_mutex_lock(&copies->pinning);
+    for (uint32_t i = gated->begin; status == KVS_OK && i < gated->end; i++) {
+        const kvs_copy *copy = &gated->entries[i].copy;
+        const uint64_t extent = (copy->n_pieces - 1) * copy->host_stride_bytes + copy->n_bytes;
+        status = kvs_cuda_host_pin(gated->entries[i].host, copies->device, copies->driver, copy->host_offset, extent);
+    }
+    kvs_mutex_unlock(&copies->pinning);
+    unlock(copies);
+    return status;
 }

@@ -16,6 +16,8 @@ typedef struct kvs_cuda_shape {
     uint32_t n_out_rows;
     uint32_t n_axes;
     uint32_t has_positions;
+    uint32_t is_streamed;
+    uint32_t is_tight;
 } kvs_cuda_shape;
 
 typedef enum kvs_cuda_turn {
