@@ -28,6 +28,7 @@ struct kvs_cuda {
     kvs_cuda_rings *rings;   /* NULL: events alone order copies and readers */
     uint64_t wait_limit_ns;  /* of a kernel's wait for a page */
     kvs_cuda_turn turn;      /* of the pass under way */
+    uint32_t n_recorded;     /* its launches so far, where they are recorded */
     kvs_cuda_shape shape;    /* where it is not launched by itself */
 };
 
