@@ -43,6 +43,16 @@ static inline void kvs_cond_wake_all(kvs_cond *cond)
     (void)pthread_cond_broadcast(&cond->native);
 }
 
+/* Between two looks of a thread that spins. */
+static inline void kvs_relax(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
 /* Nanoseconds of the monotonic clock. */
 uint64_t kvs_clock_ns(void);
 

@@ -42,15 +42,6 @@ struct kvs_copy_engine {
     bool has_failed; /* a copy without `failed` */
 };
 
-static void relax(void)
-{
-#if defined(__x86_64__) || defined(__i386__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("yield");
-#endif
-}
-
 static void lock(kvs_copy_engine *engine)
 {
     kvs_mutex_lock(&engine->lock);
@@ -488,7 +479,7 @@ kvs_status kvs_copy_engine_wait_counter(kvs_copy_engine *engine, const _Atomic u
         if (kvs_copy_share_help(&engine->share)) {
             i = 0;
         } else {
-            relax();
+            kvs_relax();
         }
     }
     lock(engine);

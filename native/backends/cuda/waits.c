@@ -130,15 +130,6 @@ static cu_result look(const kvs_cuda_driver *driver, const struct target *target
     return target->stream != NULL ? driver->api.stream_query(target->stream) : look_at_all(driver);
 }
 
-static void relax(void)
-{
-#if defined(__x86_64__) || defined(__i386__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("yield");
-#endif
-}
-
 /* Pass the time until the next look, and not beyond the limit. */
 static void pause_wait(uint64_t waited_ns, uint64_t left_ns)
 {
@@ -152,7 +143,7 @@ static void pause_wait(uint64_t waited_ns, uint64_t left_ns)
     }
     for (const uint64_t until_ns = kvs_clock_ns() + pause_ns; kvs_clock_ns() < until_ns;) {
         if (waited_ns < SPIN_NS) {
-            relax();
+            kvs_relax();
         } else {
             (void)sched_yield();
         }
