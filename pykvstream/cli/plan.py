@@ -16,7 +16,6 @@ from rich.text import Text
 
 from pykvstream.cli.options import ModelOptions, PlanOptions
 from pykvstream.cli.render import MIB, console, printable
-from pykvstream.core.cuda import CudaDevice
 from pykvstream.errors import InvalidArgument
 from pykvstream.gguf import GgufFile
 from pykvstream.locate import find_model
@@ -38,7 +37,7 @@ from pykvstream.runtime.layout import (
     resident_contexts,
     with_mib,
 )
-from pykvstream.runtime.opening import Share, Wish, open_shares, refuse_packs
+from pykvstream.runtime.opening import Share, Wish, open_shares
 from pykvstream.runtime.target import Blueprint, TargetOptions
 
 _WIDEST = 100
@@ -110,12 +109,11 @@ def make_plan(options: ModelOptions) -> list[PartPlan]:
             options.gpu_layers,
             options.arena_mib,
             options.cpu_arena_mib,
+            options.kernels,
             wait_limit_s=options.wait_limit_s,
         )
         shares = open_shares(config, wish)
         try:
-            if not any(isinstance(share.device, CudaDevice) for share in shares):
-                refuse_packs(options.kernels)
             return [_plan_of(share, file, config, target) for share in shares]
         finally:
             for share in shares:

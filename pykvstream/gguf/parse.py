@@ -27,13 +27,12 @@ DEFAULT_ALIGNMENT: Final = 32
 # Each limit is several times what the largest public files need. Together they bound what a hostile file can
 # make the parser allocate to less than 64 MiB, whatever its size.
 MAX_KEYS: Final = 1 << 14
-_SHOWN: Final = 80
-"""Characters of a broken name that an error repeats."""
 MAX_TENSORS: Final = 1 << 15
 MAX_STRINGS: Final = 1 << 21
 MAX_KEY_BYTES: Final = 65535
 MAX_NAMES_BYTES: Final = 4 << 20
 
+_SHOWN: Final = 80  # characters of a broken name that an error repeats
 _MIN_KEY_BYTES: Final = 8 + 1 + 4 + 1
 _MIN_TENSOR_BYTES: Final = 8 + 1 + 4 + 8 + 4 + 8
 _U32: Final = struct.Struct("<I")

@@ -96,6 +96,8 @@ def open_shares(config: ModelConfig, wish: Wish) -> list[Share]:
             device = open_device(name, wish.threads, wish.wait_limit_s if span is on_device else None)
             stack.callback(device.close)
             shares.append(Share(span, device, name, arena_mib))
+        if not any(isinstance(share.device, CudaDevice) for share in shares):
+            _refuse_packs(wish.packs)
         stack.pop_all()
         return shares
 
@@ -139,7 +141,7 @@ def provide(device: Device, packs: Sequence[PackPath] = (), progress: KernelProg
     """
     if isinstance(device, CudaDevice):
         return provide_kernels(device, packs, progress=progress)
-    refuse_packs(packs)
+    _refuse_packs(packs)
     return Provided()
 
 
@@ -151,7 +153,7 @@ def packs_of(kernels: object) -> tuple[PackPath, ...]:
     return tuple(packs)
 
 
-def refuse_packs(packs: Sequence[PackPath]) -> None:
+def _refuse_packs(packs: Sequence[PackPath]) -> None:
     """Raise ``InvalidArgument`` where no card is there to read them."""
     if packs:
         raise InvalidArgument("packs of kernels are for cards; the CPU needs none")
