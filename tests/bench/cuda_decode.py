@@ -1,9 +1,10 @@
 """Speed on a card: prompts, tokens and verify passes, resident and streamed, of layers as wide as those of a 27B model.
 
-    python -m tests.bench.cuda_decode [--layers 8] [--tokens 8192] [--steps 32] [--type Q4_K]
+    python -m tests.bench.cuda_decode [--layers 8] [--tokens 8192] [--steps 32] [--type Q4_K] [--kernels]
 
 The file is random: rows repeat, so that it is written in seconds. Each figure stands beside what it moves: weights,
-state and pages of a pass over its time.
+state and pages of a pass over its time. With ``--kernels`` some passes are recorded by CUPTI, which torch brings, and
+device time is summed by kernel.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 from unittest import mock
 
@@ -60,6 +62,27 @@ def time_steps(session: Session, width: int, n_steps: int) -> float:
     return sum(best) / len(best)
 
 
+def kernel_table(session: Session, width: int, n_steps: int) -> list[str]:
+    """Device microseconds and launches of a pass by kernel, longest first. A kernel may begin while the one before it
+    ends: what counts is how much later than that one it ends. Nothing runs in what is named idle."""
+    import torch  # CUPTI is what is wanted of it
+
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        time_steps(session, width, n_steps)
+    on_card = (event for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA)
+    ranges = sorted((event.time_range.start, event.time_range.end, event.name) for event in on_card)
+    spent, counts = Counter[str](), Counter[str]()
+    before = ranges[0][0]
+    for start, end, name in ranges:
+        spent["idle"] += max(0.0, start - before)
+        spent[name] += max(0.0, end - max(start, before))
+        counts[name] += 1
+        before = max(before, end)
+    whole = f"{sum(spent.values()) / n_steps:10.1f} us {sum(counts.values()) / n_steps:7.1f} of all, {width} rows"
+    lines = (f"{us / n_steps:10.1f} us {counts[name] / n_steps:7.1f} {name}" for name, us in spent.most_common())
+    return [whole, *lines]
+
+
 def report(name: str, seconds: float, width: int, n_bytes: int) -> None:
     speed = f"{width / seconds:8.1f} tokens/s {n_bytes / seconds / 1e9:8.1f} GB/s"
     print(f"{name:<20} {seconds * 1e3:8.3f} ms a pass {speed}")
@@ -71,6 +94,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=8192)
     parser.add_argument("--steps", type=int, default=32)
     parser.add_argument("--type", default="Q4_K")
+    parser.add_argument("--kernels", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "wide.gguf"
@@ -97,6 +121,8 @@ def measure(path: Path, options: argparse.Namespace) -> None:
             for width in (1, 2, 4, 6, 8, 16, 49):
                 seconds = time_steps(session, width, options.steps)
                 report(f"resident, {width} rows", seconds, width, weights + 2 * state + pages)
+            for width in (1, 6) if options.kernels else ():
+                print("\n".join(kernel_table(session, width, 8)))
             layout = model.plan.phases[Phase.DECODE.value]
             floors = (layout.pool.floor_pages,) * layout.pool.n_layers
             model.place(Phase.DECODE, Placement(floors, min(64, layout.pool.n_slots - sum(floors)), layout.max_rows))
