@@ -28,7 +28,7 @@ from pykvstream.kernels.cache import digest_of
 from pykvstream.kernels.nvrtc import compile_image, load_compiler
 from pykvstream.runtime.catalogue import MIXES, catalogue
 
-TYPE_MACROS = ("KVS_TYPE_K", "KVS_TYPE_V", "KVS_T0", "KVS_T1", "KVS_T2")
+TYPE_MACROS = ("KVS_TYPE_K", "KVS_TYPE_V", "KVS_T0", "KVS_T1", "KVS_T2", "KVS_T3")
 FUNCTION = re.compile(r"Compiling entry function '(\w+)'")
 SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 USED = re.compile(r"Used (\d+) registers(?:.*?(\d+) bytes smem)?")
@@ -191,7 +191,7 @@ def page(arch: int, results: dict[str, Result], digest: str) -> str:
         "## By weight type",
         "",
         HEAD,
-        *by_type(every, ("matmul", "matmul_wide", "matmul_float", "embed"), ("KVS_T0", "KVS_T1", "KVS_T2")),
+        *by_type(every, ("matmul", "matmul_wide", "matmul_float", "embed"), ("KVS_T0", "KVS_T1", "KVS_T2", "KVS_T3")),
         "",
         "## By type of values",
         "",

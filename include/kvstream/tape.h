@@ -49,7 +49,7 @@ typedef enum kvs_op_code {
     KVS_OP_EMBED = 0,
     /* out[0] = in[0] / sqrt(mean(in[0]^2) + f[0]) * weights[0], over groups of u[0] values (0: the whole row) */
     KVS_OP_NORM = 1,
-    /* out[i] (op)= weights[i] (PANELS) in[0] for i < u[0] <= 3. weights[3], if any: RMS norm of in[0] first, eps f[0].
+    /* out[i] (op)= weights[i] (PANELS) in[0] for i < u[0] <= 4. weights[4], if any: RMS norm of in[0] first, eps f[0].
      * u[1]: 0 store, 1 add to out, 2 out[0] = silu(weights[0] in) * (weights[1] in) with u[0] == 2 */
     KVS_OP_MATMUL = 2,
     /* out[0] = cos and sin of each position and pair, [n][u[0] / 2][2]; u[0] rotary values, f64[0] base, f[0] factor of
@@ -124,7 +124,7 @@ typedef struct kvs_op_desc {
     uint32_t layer;
     uint32_t flags; /* kvs_op_flags */
     uint32_t in[3];      /* tensors, KVS_NONE where unused */
-    uint32_t out[3];
+    uint32_t out[4];
     uint32_t weights[6]; /* numbers from kvs_tape_add_weight, KVS_NONE where unused */
     uint32_t u[4];
     float f[2];

@@ -35,7 +35,7 @@ static void bind_ops(kvs_binding *binding, uint64_t workspace)
         for (uint32_t j = 0; j < 3; j++) {
             bind_operand(tape, tape->ops[i].in[j], workspace, &op->in[j]);
         }
-        for (uint32_t j = 0; j < 3; j++) {
+        for (uint32_t j = 0; j < 4; j++) {
             bind_operand(tape, tape->ops[i].out[j], workspace, &op->out[j]);
         }
         op->scratch = (void *)(uintptr_t)(workspace + tape->scratch_offset_bytes);

@@ -25,7 +25,7 @@ static kvs_op_desc operand_desc(const kvs_bound_op *op)
 {
     return (kvs_op_desc){.code = op->code,
                          .in = {0, 1, 2},
-                         .out = {3, 4, 5},
+                         .out = {3, 4, 5, 6},
                          .u = {op->u[0], op->u[1], op->u[2], op->u[3]}};
 }
 

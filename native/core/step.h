@@ -29,7 +29,7 @@ typedef struct kvs_bound_op {
     uint32_t layer;
     uint32_t flags; /* kvs_op_flags */
     kvs_operand in[3];
-    kvs_operand out[3];
+    kvs_operand out[4];
     const kvs_weight_view *weights[6];
     uint32_t u[4];
     float f[2];

@@ -429,7 +429,7 @@ void kvs_tape_describe_op(const kvs_tape *tape, uint32_t index, kvs_bound_op *op
     for (uint32_t i = 0; i < 3; i++) {
         op->in[i] = describe_operand(tape, desc->in[i]);
     }
-    for (uint32_t i = 0; i < 3; i++) {
+    for (uint32_t i = 0; i < 4; i++) {
         op->out[i] = describe_operand(tape, desc->out[i]);
     }
     memcpy(op->u, desc->u, sizeof op->u);

@@ -6,6 +6,7 @@
 
 #define MATMUL_ADD 1u
 #define MATMUL_SWIGLU 2u
+#define MATMUL_PARTS 4u
 #define GLU_SIGMOID 1u
 
 static const char *const OP_NAMES[] = {"embed",    "norm",   "matmul", "rope_table", "rope", "hadamard",
@@ -122,8 +123,8 @@ static kvs_status check_matmul(const struct checker *c)
         return refuse_text(c, "input tensor does not exist");
     }
     uint32_t n_outputs = op->u[1] == MATMUL_SWIGLU ? 1 : op->u[0];
-    if (op->u[0] == 0 || op->u[0] > 3 || op->u[1] > MATMUL_SWIGLU || (op->u[1] == MATMUL_SWIGLU && op->u[0] != 2)) {
-        return refuse_text(c, "parts must be 1 to 3, and 2 for swiglu");
+    if (op->u[0] == 0 || op->u[0] > MATMUL_PARTS || op->u[1] > MATMUL_SWIGLU || (op->u[1] == MATMUL_SWIGLU && op->u[0] != 2)) {
+        return refuse_text(c, "parts must be 1 to 4, and 2 for swiglu");
     }
     for (uint32_t i = 0; i < op->u[0]; i++) {
         uint32_t out = op->out[i < n_outputs ? i : 0];
@@ -131,8 +132,10 @@ static kvs_status check_matmul(const struct checker *c)
         if (status == KVS_OK && out == op->in[0]) {
             status = refuse_text(c, "input and output are the same tensor");
         }
-        if (status == KVS_OK && i > 0 && i < n_outputs && (out == op->out[0] || (i == 2 && out == op->out[1]))) {
-            status = refuse_text(c, "two outputs are the same tensor");
+        for (uint32_t j = 0; status == KVS_OK && j < i && i < n_outputs; j++) {
+            if (out == op->out[j]) {
+                status = refuse_text(c, "two outputs are the same tensor");
+            }
         }
         if (status == KVS_OK) {
             status = want_weight(c, op->weights[i], KVS_WEIGHT_PANELS, in->cols, tensor_of(c, out)->cols);
@@ -141,7 +144,7 @@ static kvs_status check_matmul(const struct checker *c)
             return status;
         }
     }
-    return op->weights[3] == KVS_NONE ? KVS_OK : want_vector(c, op->weights[3], in->cols);
+    return op->weights[4] == KVS_NONE ? KVS_OK : want_vector(c, op->weights[4], in->cols);
 }
 
 static kvs_status check_rope_table(const struct checker *c)

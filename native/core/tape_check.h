@@ -7,7 +7,7 @@
 /* Tensors that an operation reads and writes; an in-place operand is in both. */
 typedef struct kvs_op_access {
     uint32_t reads[6];
-    uint32_t writes[3];
+    uint32_t writes[4];
     uint32_t n_reads;
     uint32_t n_writes;
 } kvs_op_access;

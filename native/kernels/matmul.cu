@@ -1,6 +1,6 @@
 /* matmul.cu: activations of 8 bits times quantized weights, with the integer matrix products of the hardware.
  *
- * Kernel matmul(kvs_matmul_params). Macros: KVS_T0, KVS_T1, KVS_T2 types of the parts (of part 0 where there are fewer), KVS_TILES
+ * Kernel matmul(kvs_matmul_params). Macros: KVS_T0 .. KVS_T3 types of the parts (of part 0 where there are fewer), KVS_TILES
  * tiles of 8 rows to a block (1, 2), KVS_SWIGLU 1: parts 0 and 1 are gate and up, KVS_EXPERTS 1: tiles belong to experts
  * (KVS_TILES 1).
  * Grid: n_row_tiles * panels of all parts (with swiglu of part 0), row tiles fastest, so that neighbours in time read the same
@@ -58,10 +58,12 @@ __device__ __forceinline__ void sum_panel(sums_t &sums, const unsigned char *pan
 static __device__ __forceinline__ void sum_part(sums_t &sums, unsigned int part, const unsigned char *panel,
                                                 const unsigned char *records, unsigned int n_groups, unsigned int n_rows)
 {
-    if (part == 0 || (part == 1 && KVS_T1 == KVS_T0) || (part == 2 && KVS_T2 == KVS_T0)) {
+    if (part == 0 || (part == 1 && KVS_T1 == KVS_T0) || (part == 2 && KVS_T2 == KVS_T0) || (part == 3 && KVS_T3 == KVS_T0)) {
         sum_panel<KVS_T0>(sums, panel, records, n_groups, n_rows);
-    } else if (part == 1 || KVS_T2 == KVS_T1) {
+    } else if (part == 1 || (part == 2 && KVS_T2 == KVS_T1) || (part == 3 && KVS_T3 == KVS_T1)) {
         sum_panel<KVS_T1>(sums, panel, records, n_groups, n_rows);
+    } else if (part == 3 && KVS_T3 != KVS_T2) {
+        sum_panel<KVS_T3>(sums, panel, records, n_groups, n_rows);
     } else {
         sum_panel<KVS_T2>(sums, panel, records, n_groups, n_rows);
     }
@@ -69,7 +71,7 @@ static __device__ __forceinline__ void sum_part(sums_t &sums, unsigned int part,
 
 static __device__ unsigned int panel_bytes(unsigned int part, unsigned int n_groups)
 {
-    const int type = part == 0 ? KVS_T0 : part == 1 ? KVS_T1 : KVS_T2;
+    const int type = part == 0 ? KVS_T0 : part == 1 ? KVS_T1 : part == 2 ? KVS_T2 : KVS_T3;
     const unsigned int unit_groups = kvs_form_unit_groups(type);
     return (n_groups + unit_groups - 1) / unit_groups * kvs_form_unit_bytes(type);
 }

@@ -1,6 +1,6 @@
 /* matmul_tile.cu: rows of a prompt by quantized weights, on tensor cores: weights become bfloat16 in registers, activations come as such.
  *
- * Kernel matmul_tile(kvs_matmul_params); `records` are the atoms of tile_record.h. Macros: KVS_T0, KVS_T1, KVS_T2 types of the parts (of
+ * Kernel matmul_tile(kvs_matmul_params); `records` are the atoms of tile_record.h. Macros: KVS_T0 .. KVS_T3 types of the parts (of
  * those that are not there: any), KVS_SWIGLU, KVS_ROWS rows of a block (64, 128; with sm_90a also 176, 256).
  * Grid: n_row_tiles (of KVS_ROWS) * tiles of 128 output values of all parts, row tiles fastest; with KVS_SWIGLU tiles of 64 of both parts.
  * Block: 256, a warp to a panel of 16. Dynamic shared memory: KVS_ROWS * 640 + 1,024 bytes.
@@ -288,7 +288,7 @@ template <int TYPE> static __device__ __forceinline__ void sum_panel(sums_t &sum
 
 static __device__ unsigned int panel_bytes(unsigned int part, unsigned int n_groups)
 {
-    const int type = part == 0 ? KVS_T0 : part == 1 ? KVS_T1 : KVS_T2;
+    const int type = part == 0 ? KVS_T0 : part == 1 ? KVS_T1 : part == 2 ? KVS_T2 : KVS_T3;
     return n_groups / kvs_form_unit_groups(type) * kvs_form_unit_bytes(type);
 }
 
@@ -297,10 +297,12 @@ static __device__ __forceinline__ void sum_part(sums_t &sums, const kvs_matmul_p
 {
     const unsigned int last = p.part[at.part].n_panels - 1, index = at.panel < last ? at.panel : last;
     const unsigned char *panel = (const unsigned char *)p.part[at.part].panels + (unsigned long long)index * panel_bytes(at.part, p.n_groups);
-    if (at.part == 0 || (at.part == 1 && KVS_T1 == KVS_T0) || (at.part == 2 && KVS_T2 == KVS_T0)) {
+    if (at.part == 0 || (at.part == 1 && KVS_T1 == KVS_T0) || (at.part == 2 && KVS_T2 == KVS_T0) || (at.part == 3 && KVS_T3 == KVS_T0)) {
         sum_panel<KVS_T0>(sums, panel, rows);
-    } else if (at.part == 1 || KVS_T2 == KVS_T1) {
+    } else if (at.part == 1 || (at.part == 2 && KVS_T2 == KVS_T1) || (at.part == 3 && KVS_T3 == KVS_T1)) {
         sum_panel<KVS_T1>(sums, panel, rows);
+    } else if (at.part == 3 && KVS_T3 != KVS_T2) {
+        sum_panel<KVS_T3>(sums, panel, rows);
     } else {
         sum_panel<KVS_T2>(sums, panel, rows);
     }

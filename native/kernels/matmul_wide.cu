@@ -1,7 +1,7 @@
 /* matmul_wide.cu: matmul.cu for many rows: a block takes eight panels by 64 rows, so that activations are fetched once for 128
  * outputs. The bits are those of matmul.cu.
  *
- * Kernel matmul_wide(kvs_matmul_params). Macros: KVS_T0, KVS_T1, KVS_T2 as there, KVS_SWIGLU likewise; KVS_SPLIT 1: blocks take one
+ * Kernel matmul_wide(kvs_matmul_params). Macros: KVS_T0 .. KVS_T3 as there, KVS_SWIGLU 1: gate and up; KVS_SPLIT 1: blocks take one
  * slice each, and matmul_fold.cu adds them up.
  * Grid: x: n_row_tiles (of 64 rows) * eights of panels of all parts (with KVS_SWIGLU of part 0), row tiles fastest; y: slices
  * with KVS_SPLIT, else 1. Block: 256, a warp to a panel. No dynamic shared memory. Architecture: 75; from 80 on activations
@@ -169,7 +169,7 @@ static __device__ __forceinline__ void sum_panel(sums_t &total, const unsigned c
 
 static __device__ unsigned int panel_bytes(unsigned int part, unsigned int n_groups)
 {
-    const int type = part == 0 ? KVS_T0 : part == 1 ? KVS_T1 : KVS_T2;
+    const int type = part == 0 ? KVS_T0 : part == 1 ? KVS_T1 : part == 2 ? KVS_T2 : KVS_T3;
     const unsigned int unit_groups = kvs_form_unit_groups(type);
     return (n_groups + unit_groups - 1) / unit_groups * kvs_form_unit_bytes(type);
 }
@@ -180,10 +180,12 @@ static __device__ __forceinline__ void sum_part(sums_t &total, const kvs_matmul_
 {
     const bool has_panel = at.panel < p.part[part].n_panels;
     const unsigned char *panel = (const unsigned char *)p.part[part].panels + (unsigned long long)at.panel * panel_bytes(part, p.n_groups);
-    if (part == 0 || (part == 1 && KVS_T1 == KVS_T0) || (part == 2 && KVS_T2 == KVS_T0)) {
+    if (part == 0 || (part == 1 && KVS_T1 == KVS_T0) || (part == 2 && KVS_T2 == KVS_T0) || (part == 3 && KVS_T3 == KVS_T0)) {
         sum_panel<KVS_T0>(total, panel, has_panel, records, p.n_groups, at.n_rows, staged);
-    } else if (part == 1 || KVS_T2 == KVS_T1) {
+    } else if (part == 1 || (part == 2 && KVS_T2 == KVS_T1) || (part == 3 && KVS_T3 == KVS_T1)) {
         sum_panel<KVS_T1>(total, panel, has_panel, records, p.n_groups, at.n_rows, staged);
+    } else if (part == 3 && KVS_T3 != KVS_T2) {
+        sum_panel<KVS_T3>(total, panel, has_panel, records, p.n_groups, at.n_rows, staged);
     } else {
         sum_panel<KVS_T2>(total, panel, has_panel, records, p.n_groups, at.n_rows, staged);
     }

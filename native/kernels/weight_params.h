@@ -7,7 +7,7 @@
 #ifndef KVS_NATIVE_KERNELS_WEIGHT_PARAMS_H
 #define KVS_NATIVE_KERNELS_WEIGHT_PARAMS_H
 
-#define KVS_MATMUL_MAX_PARTS 3
+#define KVS_MATMUL_MAX_PARTS 4
 
 /* act_quantize.cu: rows of float32 to records of 8-bit codes (act_record.h), normed before if `norm` is not 0. */
 typedef struct kvs_act_params {

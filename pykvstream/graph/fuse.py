@@ -1,7 +1,7 @@
 """Nodes that one kernel does in one go. No rule changes a bit: each fused kernel performs the same operations in
 the same order.
 
-Order of rules: neighbouring linears of one input become one matmul of up to three parts; a norm that only such a
+Order of rules: neighbouring linears of one input become one matmul of up to four parts; a norm that only such a
 matmul reads becomes its prologue; gate and up that only a swiglu reads get it as epilogue; a linear that only an add
 reads adds itself.
 Holds: ``fuse``.
@@ -14,7 +14,7 @@ from dataclasses import replace
 from pykvstream.core.tape import OpCode
 from pykvstream.graph.values import Graph, Node
 
-_MAX_PARTS = 3
+_MAX_PARTS = 4
 _ADD, _SWIGLU = 1, 2
 
 

@@ -14,7 +14,8 @@ from pykvstream.errors import InvalidArgument
 from pykvstream.graph.fuse import fuse
 from pykvstream.graph.values import Graph, Node, Value, WeightSource
 
-_VECTOR_SLOT = 3
+_PARTS = {OpCode.MATMUL: 4, OpCode.EXPERTS: 3}
+"""Places for panels among the weights of an operation; vectors come behind."""
 
 
 def lower(
@@ -119,9 +120,9 @@ class _Lowering:
     def _weights_of(self, node: Node) -> tuple[int, ...]:
         panels = [self._weight_id(name, is_rows=False) for name in node.weights]
         vectors = [NONE if name is None else self._weight_id(name, is_rows=True) for name in node.vectors]
-        if node.code not in (OpCode.MATMUL, OpCode.EXPERTS):
+        if node.code not in _PARTS:
             return tuple(vectors)
-        padding = [NONE] * (_VECTOR_SLOT - len(panels))
+        padding = [NONE] * (_PARTS[node.code] - len(panels))
         return (*panels, *padding, *vectors)
 
     def _weight_id(self, name: str, *, is_rows: bool) -> int:

@@ -189,7 +189,7 @@ def _features(key: KernelKey) -> frozenset[tuple[str, str, int]]:
     for name, value in key.macros:
         if name in ("KVS_TYPE_K", "KVS_TYPE_V") and key.source in _RECORDS:
             found.add(("records", name, value))
-        elif name in ("KVS_T0", "KVS_T1", "KVS_T2") and key.source in _PRODUCTS:
+        elif name in ("KVS_T0", "KVS_T1", "KVS_T2", "KVS_T3") and key.source in _PRODUCTS:
             found.add(("products", "type", value))
         elif key.source != "embed":
             found.add((key.source, name, value))

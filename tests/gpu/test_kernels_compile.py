@@ -34,7 +34,7 @@ def test_the_sample_has_everything_that_the_catalogue_is_made_of(arch: int) -> N
 
     caches = {TYPES[name].id for name in CACHE_TYPES}
     assert values("KVS_TYPE_K") == values("KVS_TYPE_V") == caches and set(HEAD_SIZES) <= values("KVS_DIM_K")
-    assert values("KVS_T0", "KVS_T1", "KVS_T2") == {kind.id for kind in DECODABLE}
+    assert values("KVS_T0", "KVS_T1", "KVS_T2", "KVS_T3") == {kind.id for kind in DECODABLE}
     heads = {dict(key.macros)["KVS_DIM_V"] for key in sample if key.source.startswith("attend")}
     assert heads == set(HEAD_SIZES)
 

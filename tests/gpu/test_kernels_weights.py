@@ -107,6 +107,7 @@ def test_many_rows_through_parts_and_swiglu_equal_single_ones(rig: WeightRig) ->
     rng = np.random.default_rng(37)
     k, n_rows = (256, 66) if is_small(rig.engine) else (1536, 700)
     parts = [rig.weight(T.Q4_K, k, 150, rng), rig.weight(T.Q5_1, k, 7, rng), rig.weight(T.IQ2_S, k, 33, rng)]
+    parts.append(rig.weight(T.Q8_0, k, 21, rng))
     scales = np.array([0.25, -3.0], np.float32)
     pair = [rig.weight(T.Q6_K, k, 40, rng, scales), rig.weight(T.NVFP4, k, 40, rng)]
     x = rng.standard_normal((n_rows, k), np.float32)

@@ -71,11 +71,11 @@ typedef struct flat_weight {
 typedef struct flat_op {
     flat_weight weights[6]; /* n 0: none */
     uint64_t in[3];
-    uint64_t out[3];
+    uint64_t out[4];
     uint64_t scratch;
     uint64_t tokens;
     uint32_t in_cols[3];
-    uint32_t out_cols[3];
+    uint32_t out_cols[4];
     uint32_t u[4];
     uint32_t code;
     uint32_t n_rows;
@@ -103,6 +103,8 @@ static kvs_bound_op bind(const flat_op *flat, kvs_weight_view views[6])
     }
     for (uint32_t i = 0; i < 3; i++) {
         op.in[i] = operand(flat->in[i], flat->in_cols[i]);
+    }
+    for (uint32_t i = 0; i < 4; i++) {
         op.out[i] = operand(flat->out[i], flat->out_cols[i]);
     }
     for (uint32_t i = 0; i < 4; i++) {

@@ -63,9 +63,9 @@ class FlatWeight(ctypes.Structure):
 
 class FlatOp(ctypes.Structure):
     _fields_ = (
-        ("weights", FlatWeight * 6), ("inputs", ctypes.c_uint64 * 3), ("out", ctypes.c_uint64 * 3),
+        ("weights", FlatWeight * 6), ("inputs", ctypes.c_uint64 * 3), ("out", ctypes.c_uint64 * 4),
         ("scratch", ctypes.c_uint64), ("tokens", ctypes.c_uint64), ("in_cols", ctypes.c_uint32 * 3),
-        ("out_cols", ctypes.c_uint32 * 3), ("u", ctypes.c_uint32 * 4), ("code", ctypes.c_uint32),
+        ("out_cols", ctypes.c_uint32 * 4), ("u", ctypes.c_uint32 * 4), ("code", ctypes.c_uint32),
         ("n_rows", ctypes.c_uint32), ("f", ctypes.c_float), ("flags", ctypes.c_uint32),
     )  # fmt: skip
 
@@ -249,7 +249,7 @@ class WeightRig:
         for i, weight in enumerate(weights):
             op.weights[i] = weight.flat()
         if norm is not None:
-            op.weights[3] = FlatWeight(0, 0, len(norm), 1, self.put(norm), 0)
+            op.weights[4] = FlatWeight(0, 0, len(norm), 1, self.put(norm), 0)
         op.u[0], op.u[1], op.flags = len(weights), epilogue, int(is_prompt)
         op.inputs[0], op.in_cols[0] = self.put(x), x.shape[1]
         outs = weights[:1] if epilogue == SWIGLU else weights

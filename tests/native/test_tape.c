@@ -146,7 +146,7 @@ static void test_operations_refuse_what_they_cannot_run(void)
     op.out[0] = b.b;
     op.weights[0] = op.weights[1] = 1;
     CHECK_STATUS(kvs_tape_add_op(b.tape, &op), KVS_EINVAL);
-    op.u[0] = 4;
+    op.u[0] = 5;
     CHECK_STATUS(kvs_tape_add_op(b.tape, &op), KVS_EINVAL);
     op.u[0] = 1;
     op.u[1] = 2;

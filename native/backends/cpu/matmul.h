@@ -16,7 +16,7 @@
 #include "backends/cpu/threads.h"
 
 #define KVS_MATMUL_ROWS 2048u
-#define KVS_MATMUL_PARTS 3u
+#define KVS_MATMUL_PARTS 4u
 
 typedef enum kvs_epilogue {
     KVS_EPILOGUE_NONE = 0,  /* out = y */

@@ -80,7 +80,7 @@ static kvs_status run_matmul(const struct call *c)
                             .k = op->in[0].cols,
                             .x = in_data(c, 0),
                             .x_stride = op->in[0].cols,
-                            .norm_weight = weight_data(c, 3),
+                            .norm_weight = weight_data(c, 4),
                             .workspace = op->scratch,
                             .workspace_bytes = matmul_workspace(op, n_rows)};
     for (uint32_t i = 0; i < op->u[0]; i++) {

@@ -34,7 +34,7 @@ static bool lay_out(const kvs_cuda_launcher *launcher, const kvs_bound_op *op, u
         made->has_quantized = made->has_quantized || !is_float;
     }
     const uint64_t k = op->weights[0]->k;
-    made->has_normed = has_float && op->weights[3] != NULL;
+    made->has_normed = has_float && op->weights[4] != NULL;
     made->has_up = op->u[1] == KVS_STORE_SWIGLU && kvs_cuda_needs_up(op->weights[0]->type, op->weights[1]->type);
     const bool has_atoms = is_tiled(launcher, op);
     uint64_t record_bytes;
@@ -80,7 +80,7 @@ static kvs_status prepare_rows(kvs_cuda_launcher *launcher, const kvs_bound_op *
         return KVS_OK;
     }
     const kvs_act_params params = {.x = product->x,
-                                   .norm = op->weights[3] == NULL ? 0 : op->weights[3]->address,
+                                   .norm = op->weights[4] == NULL ? 0 : op->weights[4]->address,
                                    .normed = made->has_normed ? address_of(op->scratch) + made->normed : 0,
                                    .records = made->has_quantized ? product->records : 0,
                                    .k = (uint32_t)product->k,

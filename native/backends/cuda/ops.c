@@ -74,6 +74,8 @@ static void give_addresses(kvs_bound_op *op)
         op->in[i].data = no_values();
         op->in[i].output_slot = KVS_NONE;
         op->in[i].is_input = 0;
+    }
+    for (int i = 0; i < 4; i++) {
         op->out[i].data = no_values();
         op->out[i].output_slot = KVS_NONE;
     }

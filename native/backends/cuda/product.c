@@ -149,7 +149,7 @@ typedef struct quantized {
 
 static quantized quantized_parts(const kvs_cuda_product *product)
 {
-    static const char *const names[KVS_MATMUL_MAX_PARTS] = {"KVS_T0", "KVS_T1", "KVS_T2"};
+    static const char *const names[KVS_MATMUL_MAX_PARTS] = {"KVS_T0", "KVS_T1", "KVS_T2", "KVS_T3"};
     quantized q = {.is_swiglu = product->epilogue == KVS_STORE_SWIGLU, .has_experts = product->tile_experts != 0};
     q.params = (kvs_matmul_params){.records = product->records,
                                    .tile_experts = product->tile_experts,
@@ -192,10 +192,11 @@ static kvs_status run_narrow(kvs_cuda_launcher *launcher, quantized *q)
     const uint32_t tiles = q->has_experts || q->params.n_rows <= KVS_ACT_TILE ? 1 : 2;
     const kvs_cuda_key key = {.source = "matmul",
                               .kernel = "matmul",
-                              .n_macros = 6,
+                              .n_macros = 7,
                               .macros = {q->types[0],
                                          q->types[1],
                                          q->types[2],
+                                         q->types[3],
                                          {"KVS_SWIGLU", q->is_swiglu},
                                          {"KVS_TILES", (int32_t)tiles},
                                          {"KVS_EXPERTS", q->has_experts}}};
@@ -209,8 +210,13 @@ static kvs_status run_wide(kvs_cuda_launcher *launcher, quantized *q, bool is_sp
     const kvs_cuda_key key = {
         .source = "matmul_wide",
         .kernel = "matmul_wide",
-        .n_macros = 5,
-        .macros = {q->types[0], q->types[1], q->types[2], {"KVS_SWIGLU", q->is_swiglu && !is_split}, {"KVS_SPLIT", is_split}}};
+        .n_macros = 6,
+        .macros = {q->types[0],
+                   q->types[1],
+                   q->types[2],
+                   q->types[3],
+                   {"KVS_SWIGLU", q->is_swiglu && !is_split},
+                   {"KVS_SPLIT", is_split}}};
     q->params.n_row_tiles = (uint32_t)kvs_div_up(q->params.n_rows, WIDE_ROWS);
     const uint64_t n_eights = is_split ? q->all_eights : q->n_eights;
     return launch_quantized(launcher, q, &key, n_eights * q->params.n_row_tiles, is_split ? SLICES : 1, 0);
@@ -246,8 +252,13 @@ static kvs_status launch_tiles(kvs_cuda_launcher *launcher, quantized *q, uint64
     const kvs_cuda_key key = {
         .source = "matmul_tile",
         .kernel = "matmul_tile",
-        .n_macros = 5,
-        .macros = {q->types[0], q->types[1], q->types[2], {"KVS_SWIGLU", q->is_swiglu}, {"KVS_ROWS", (int32_t)rows}}};
+        .n_macros = 6,
+        .macros = {q->types[0],
+                   q->types[1],
+                   q->types[2],
+                   q->types[3],
+                   {"KVS_SWIGLU", q->is_swiglu},
+                   {"KVS_ROWS", (int32_t)rows}}};
     q->params.n_row_tiles = (uint32_t)kvs_div_up(q->params.n_rows, rows);
     return launch_quantized(launcher, q, &key, n_tiles * q->params.n_row_tiles, 1, rows * TILE_ROW_BYTES + KVS_TILE_ATOM_BYTES);
 }
