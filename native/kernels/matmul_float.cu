@@ -1,7 +1,8 @@
 /* matmul_float.cu: float32 activations times float weights.
  *
  * Kernel matmul_float(kvs_matmul_float_params). Macros: KVS_T0 type of the weights.
- * Grid: (output values / 4 rounded up, rows / 8 rounded up). Block: 128, a warp to an output value. No dynamic shared memory.
+ * Grid: (output values / 4 rounded up, of all parts; rows / 8 rounded up). Block: 128, a warp to an output value. No dynamic
+ * shared memory.
  * Architecture: 75.
  * Order, for every number of rows: lane l takes values 8l .. 8l+7, then those 256 further on, ...; acc = fma(w, x, acc) rising,
  * then the tree of kvs_warp_sum.
@@ -49,9 +50,14 @@ static __device__ __forceinline__ void load_inputs(float (&x)[RUN], const float 
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32) matmul_float(const kvs_matmul_float_params p)
 {
-    const unsigned int column = blockIdx.x * WARPS + threadIdx.x / 32, lane = threadIdx.x % 32;
+    unsigned int block = blockIdx.x, at = 0;
+    while (block >= p.part[at].n_panels) {
+        block -= p.part[at++].n_panels;
+    }
+    const kvs_matmul_part_params &part = p.part[at];
+    const unsigned int column = block * WARPS + threadIdx.x / 32, lane = threadIdx.x % 32;
     const unsigned int first = blockIdx.y * ROWS;
-    if (column >= p.n) {
+    if (column >= part.n) {
         return;
     }
     unsigned int expert = 0;
@@ -63,11 +69,12 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) matmul_float(const kvs_
     }
     const unsigned int n_rows = p.n_rows - first < ROWS ? p.n_rows - first : ROWS;
     const unsigned int value_bytes = KVS_T0 == KVS_W_F32 ? 4 : 2;
-    const unsigned char *weights = (const unsigned char *)p.weights +
-                                   ((unsigned long long)expert * p.n + column) * p.row_values * value_bytes;
+    const unsigned char *weights = (const unsigned char *)part.panels +
+                                   ((unsigned long long)expert * part.n + column) * p.row_values * value_bytes;
     const float *x = (const float *)p.x + (unsigned long long)first * p.x_stride;
     const bool is_aligned = p.x % 16 == 0 && p.x_stride % 4 == 0;
     float sums[ROWS] = {0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll 4
     for (unsigned int i = lane * RUN; i < p.row_values; i += 32 * RUN) {
         float w[RUN];
         load_weights(w, weights, i);
@@ -91,9 +98,9 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) matmul_float(const kvs_
         }
         y = kvs_warp_sum(y);
         if (lane == 0) {
-            float *out = (float *)p.out + (unsigned long long)(first + r) * p.out_stride + column;
-            if (p.scales != 0) {
-                y = __fmul_rn(y, ((const float *)p.scales)[p.tile_experts != 0 ? expert : column / p.scale_run]);
+            float *out = (float *)part.out + (unsigned long long)(first + r) * part.out_stride + column;
+            if (part.scales != 0) {
+                y = __fmul_rn(y, ((const float *)part.scales)[p.tile_experts != 0 ? expert : column / part.scale_run]);
             }
             *out = p.epilogue == KVS_STORE_ADD ? __fadd_rn(*out, y) : y;
         }

@@ -60,22 +60,19 @@ typedef enum kvs_epilogue_kind {
     KVS_STORE_SWIGLU = 2
 } kvs_epilogue_kind;
 
-/* matmul_float.cu: float weights, [n][row_values] values of the type, rows padded with zeros. Experts as in matmul.cu. */
+/* matmul_float.cu: float weights, [n][row_values] values of the type, rows padded with zeros: `panels` of a part. Experts as in
+ * matmul.cu. */
 typedef struct kvs_matmul_float_params {
-    unsigned long long weights;
     unsigned long long tile_experts; /* or 0 */
     unsigned long long n_tiles_used;
     unsigned long long x;           /* float32 rows */
-    unsigned long long out;
-    unsigned long long scales;      /* float32, or 0 */
-    unsigned int n;
+    kvs_matmul_part_params part[KVS_MATMUL_MAX_PARTS]; /* n_panels: blocks of 4 output values */
     unsigned int k;
     unsigned int row_values; /* k, rounded up to 8 */
     unsigned int x_stride;
-    unsigned int out_stride;
-    unsigned int scale_run;
     unsigned int n_rows;
     unsigned int epilogue;   /* KVS_STORE or KVS_STORE_ADD */
+    unsigned int n_parts;
 } kvs_matmul_float_params;
 
 /* embed.cu: rows of a table in file layout, named by tokens. */

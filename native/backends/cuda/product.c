@@ -306,34 +306,51 @@ static kvs_status run_quantized(kvs_cuda_launcher *launcher, const kvs_cuda_prod
     return status == KVS_OK && how == CUT_SPLIT ? fold_slices(launcher, &q) : status;
 }
 
-static kvs_status run_float(kvs_cuda_launcher *launcher, const kvs_cuda_product *product, const kvs_cuda_factor *part)
+/* Float parts of one type. */
+static kvs_status run_float(kvs_cuda_launcher *launcher, const kvs_cuda_product *product, int type)
 {
-    const kvs_matmul_float_params params = {.weights = part->address,
-                                            .tile_experts = product->tile_experts,
-                                            .n_tiles_used = product->n_tiles_used,
-                                            .x = product->x,
-                                            .out = part->out,
-                                            .scales = part->scales,
-                                            .n = (uint32_t)part->n,
-                                            .k = (uint32_t)product->k,
-                                            .row_values = (uint32_t)(kvs_div_up(product->k, 8) * 8),
-                                            .x_stride = product->x_stride,
-                                            .out_stride = part->out_stride,
-                                            .scale_run = scale_run(part),
-                                            .n_rows = product->n_rows,
-                                            .epilogue = product->epilogue};
-    const kvs_cuda_key key = {
-        .source = "matmul_float", .kernel = "matmul_float", .n_macros = 1, .macros = {{"KVS_T0", part->type}}};
-    const kvs_cuda_dim grid = {(uint32_t)kvs_div_up(part->n, FLOAT_COLUMNS), (uint32_t)kvs_div_up(product->n_rows, KVS_ACT_TILE), 1};
+    kvs_matmul_float_params params = {.tile_experts = product->tile_experts,
+                                      .n_tiles_used = product->n_tiles_used,
+                                      .x = product->x,
+                                      .k = (uint32_t)product->k,
+                                      .row_values = (uint32_t)(kvs_div_up(product->k, 8) * 8),
+                                      .x_stride = product->x_stride,
+                                      .n_rows = product->n_rows,
+                                      .epilogue = product->epilogue};
+    uint32_t n_blocks = 0;
+    for (uint32_t i = 0; i < product->n_parts; i++) {
+        if (product->part[i].type == type) {
+            kvs_matmul_part_params *part = &params.part[params.n_parts++];
+            *part = part_params(&product->part[i]);
+            part->n_panels = (uint32_t)kvs_div_up(product->part[i].n, FLOAT_COLUMNS);
+            n_blocks += part->n_panels;
+        }
+    }
+    const kvs_cuda_key key = {.source = "matmul_float",
+                              .kernel = "matmul_float",
+                              .n_macros = 1,
+                              .macros = {{"KVS_T0", type}}};
+    const kvs_cuda_dim grid = {n_blocks, (uint32_t)kvs_div_up(product->n_rows, KVS_ACT_TILE), 1};
     return kvs_cuda_launch(launcher, &key, grid, (kvs_cuda_dim){FLOAT_THREADS, 1, 1}, 0, &params, sizeof params);
+}
+
+/* Whether no part before it has its type. */
+static bool is_first_of_type(const kvs_cuda_product *product, uint32_t index)
+{
+    for (uint32_t i = 0; i < index; i++) {
+        if (product->part[i].type == product->part[index].type) {
+            return false;
+        }
+    }
+    return true;
 }
 
 static kvs_status run_parts(kvs_cuda_launcher *launcher, const kvs_cuda_product *product)
 {
     kvs_status status = run_quantized(launcher, product);
     for (uint32_t i = 0; status == KVS_OK && i < product->n_parts; i++) {
-        if (kvs_form_is_float(product->part[i].type)) {
-            status = run_float(launcher, product, &product->part[i]);
+        if (kvs_form_is_float(product->part[i].type) && is_first_of_type(product, i)) {
+            status = run_float(launcher, product, product->part[i].type);
         }
     }
     return status;
