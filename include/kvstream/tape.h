@@ -57,7 +57,8 @@ typedef enum kvs_op_code {
      * i % 3 == 1 and i < 3 * u[1], on axis 2 where i % 3 == 2 and i < 3 * u[2], else on axis 0 */
     KVS_OP_ROPE_TABLE = 3,
     /* rotate the first u[1] values of each head of u[0] values of out[0] by table in[0], another tensor; u[2]: 0 pairs
-     * (2i, 2i+1), 1 pairs (i, i + u[1] / 2) */
+     * (2i, 2i+1), 1 pairs (i, i + u[1] / 2). weights[0], if any: RMS norm of each head first, eps f[0]. u[3], if not 0:
+     * Walsh-Hadamard over blocks of u[3] values behind it, which divide the head */
     KVS_OP_ROPE = 4,
     /* Walsh-Hadamard over blocks of u[0] values of out[0], in place */
     KVS_OP_HADAMARD = 5,

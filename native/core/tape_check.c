@@ -182,7 +182,11 @@ static kvs_status check_rope(const struct checker *c)
     if (status == KVS_OK && tensor_of(c, c->op->out[0])->cols % head != 0) {
         status = refuse_text(c, "columns are no multiple of the head size");
     }
-    return status;
+    const uint32_t block = c->op->u[3];
+    if (status == KVS_OK && block != 0 && (!kvs_is_power_of_two(block) || block < 2 || head % block != 0)) {
+        status = refuse_text(c, "block must be a power of two of at least 2 that divides the head size");
+    }
+    return status == KVS_OK && c->op->weights[0] != KVS_NONE ? want_vector(c, c->op->weights[0], head) : status;
 }
 
 static kvs_status check_hadamard(const struct checker *c)

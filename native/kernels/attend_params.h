@@ -79,6 +79,19 @@ typedef struct kvs_rope_params {
     unsigned int reserved;
 } kvs_rope_params;
 
+/* turn.cu: norm, rotation and Walsh-Hadamard rotation of heads in place. */
+typedef struct kvs_turn_params {
+    unsigned long long values; /* [n_rows][n_heads][head] */
+    unsigned long long table;  /* [n_rows][n_rotary / 2][2] */
+    unsigned long long weight; /* [head] float32, or 0: no norm */
+    unsigned int n_rows;
+    unsigned int n_heads;
+    unsigned int n_rotary;
+    unsigned int is_halves;
+    float eps;
+    float scale;               /* 1 / sqrt(block), rounded by the host */
+} kvs_turn_params;
+
 /* norm.cu: root mean square norm of groups of values. */
 typedef struct kvs_norm_params {
     unsigned long long x;

@@ -6,6 +6,7 @@
  * Order: sums and differences at distance 1, 2, 4, ..., then one product: the bits of the host.
  */
 #include "attend_params.h"
+#include "hadamard.cuh"
 #include "numeric.cuh"
 
 #define PER_LANE (KVS_BLOCK / 32u)
@@ -23,25 +24,7 @@ extern "C" __global__ void __launch_bounds__(256) hadamard(const kvs_hadamard_pa
     for (kvs_u32 i = 0; i < PER_LANE; i++) {
         x[i] = values[i * 32];
     }
-#pragma unroll
-    for (kvs_u32 distance = 1; distance < 32; distance *= 2) {
-#pragma unroll
-        for (kvs_u32 i = 0; i < PER_LANE; i++) {
-            const float other = __shfl_xor_sync(KVS_FULL_WARP, x[i], distance);
-            x[i] = (lane & distance) == 0 ? x[i] + other : other - x[i];
-        }
-    }
-#pragma unroll
-    for (kvs_u32 distance = 1; distance < PER_LANE; distance *= 2) {
-#pragma unroll
-        for (kvs_u32 i = 0; i < PER_LANE; i++) {
-            if ((i & distance) == 0) {
-                const float a = x[i], b = x[i + distance];
-                x[i] = a + b;
-                x[i + distance] = a - b;
-            }
-        }
-    }
+    kvs_hadamard<PER_LANE>(x, lane);
 #pragma unroll
     for (kvs_u32 i = 0; i < PER_LANE; i++) {
         values[i * 32] = x[i] * p.scale;

@@ -3,7 +3,7 @@ the same order.
 
 Order of rules: neighbouring linears of one input become one matmul of up to four parts; a norm that only such a
 matmul reads becomes its prologue; gate and up that only a swiglu reads get it as epilogue; a linear that only an add
-reads adds itself.
+reads adds itself; the norm of heads before a rope and the Walsh-Hadamard rotation behind it join it.
 Holds: ``fuse``.
 """
 
@@ -20,7 +20,7 @@ _ADD, _SWIGLU = 1, 2
 
 def fuse(graph: Graph) -> Graph:
     """Apply every rule once."""
-    for rule in (_merge_linears, _fuse_norms, _fuse_swiglu, _fuse_adds):
+    for rule in (_merge_linears, _fuse_norms, _fuse_swiglu, _fuse_adds, _fuse_ropes):
         graph = replace(graph, nodes=rule(graph))
     return graph
 
@@ -103,6 +103,36 @@ def _fuse_adds(graph: Graph) -> tuple[Node, ...]:
         ):
             residual = node.inputs[1]
             nodes[-1] = replace(last, inputs=(*last.inputs, residual), outputs=node.outputs, u=(1, _ADD), updates=True)
+        else:
+            nodes.append(node)
+    return tuple(nodes)
+
+
+def _fuse_ropes(graph: Graph) -> tuple[Node, ...]:
+    uses = graph.uses()
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        last = nodes[-1] if nodes else None
+        if last is None or last.outputs == () or uses.get(last.outputs[0].index) != 1:
+            nodes.append(node)
+        elif (
+            node.code is OpCode.ROPE
+            and not node.vectors
+            and last.code is OpCode.NORM
+            and last.u[0] == node.u[0]
+            and node.inputs[1] == last.outputs[0]
+            and uses[last.inputs[0].index] == 1
+            and last.inputs[0] not in graph.inputs + graph.outputs
+        ):
+            nodes[-1] = replace(node, inputs=(node.inputs[0], last.inputs[0]), f=last.f, vectors=last.vectors)
+        elif (
+            node.code is OpCode.HADAMARD
+            and last.code is OpCode.ROPE
+            and len(last.u) == 3
+            and last.u[0] % node.u[0] == 0
+            and node.inputs[0] == last.outputs[0]
+        ):
+            nodes[-1] = replace(last, outputs=node.outputs, u=(*last.u, node.u[0]))
         else:
             nodes.append(node)
     return tuple(nodes)

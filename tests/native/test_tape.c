@@ -178,6 +178,8 @@ static void test_operations_refuse_what_they_cannot_run(void)
         memcpy(op.u, ropes[i], sizeof ropes[i]);
         CHECK_STATUS(kvs_tape_add_op(b.tape, &op), KVS_EINVAL);
     }
+    memcpy(op.u, (const uint32_t[]){32, 32, 1, 64}, sizeof op.u); /* block beyond the head */
+    CHECK_STATUS(kvs_tape_add_op(b.tape, &op), KVS_EINVAL);
     op = op_of(KVS_OP_HADAMARD);
     op.out[0] = b.a;
     const uint32_t blocks[] = {0, 1, 3, 64};

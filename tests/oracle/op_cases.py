@@ -37,6 +37,7 @@ ROPE_BASE = 10_000.0
 SCALE = 0.25
 NORM_EPS = 1e-6
 SILU, SIGMOID = 0, 1
+TURN_BLOCK = 16
 F32_BYTES = 4
 TENSOR_BYTES = ROWS * COLS * F32_BYTES
 Floats = npt.NDArray[np.float32]
@@ -147,6 +148,13 @@ def norm_oracle() -> Doubles:
     return x / np.sqrt(np.mean(x * x, axis=1, keepdims=True) + EPS) * table(3, rows=1)[0].astype(np.float64)
 
 
+def normed(x: Doubles, group: int, seed: int) -> Doubles:
+    """The norm of each group of ``group`` values, which share one weight."""
+    groups = x.reshape(ROWS, -1, group)
+    factor = 1 / np.sqrt(np.mean(groups * groups, axis=2, keepdims=True) + EPS)
+    return np.asarray((groups * factor * table(seed, 1, group)[0].astype(np.float64)).reshape(x.shape))
+
+
 MATRIX = encode(GgmlType.Q8_0, table(4, rows=N_OUT))
 MATRIX_VALUES = decode(GgmlType.Q8_0, MATRIX.reshape(-1, GgmlType.Q8_0.block_bytes)).reshape(N_OUT, COLS)
 
@@ -191,10 +199,24 @@ def record_rope(bed: Bed) -> int:
     return x
 
 
-def rope_oracle() -> Doubles:
-    a, b = np.split(looked_up(6).reshape(ROWS, HEADS, HEAD_DIM), 2, axis=2)
+def rotated(x: Doubles) -> Doubles:
+    a, b = np.split(x.reshape(ROWS, HEADS, HEAD_DIM), 2, axis=2)
     cos, sin = np.cos(angles())[:, None], np.sin(angles())[:, None]
     return np.concatenate((a * cos - b * sin, a * sin + b * cos), axis=2).reshape(ROWS, COLS)
+
+
+def record_turn(bed: Bed) -> int:
+    """A rope with the norm of heads before it and a Walsh-Hadamard rotation of blocks behind it."""
+    rotations, x = record_rope_table(bed), bed.input(6)
+    weight = bed.floats(table(18, 1, HEAD_DIM))
+    u = (HEAD_DIM, HEAD_DIM, 1, TURN_BLOCK)
+    bed.tape.add_op(Op(OpCode.ROPE, (rotations,), (x,), (weight,), u=u, f=(EPS,)))
+    return x
+
+
+def turn_oracle() -> Doubles:
+    turned = rotated(normed(looked_up(6), HEAD_DIM, 18)).reshape(-1, TURN_BLOCK)
+    return (turned @ hadamard_matrix(TURN_BLOCK) / np.sqrt(TURN_BLOCK)).reshape(ROWS, COLS)
 
 
 def record_hadamard(bed: Bed) -> int:
@@ -203,11 +225,15 @@ def record_hadamard(bed: Bed) -> int:
     return x
 
 
-def hadamard_oracle() -> Doubles:
+def hadamard_matrix(n: int) -> Doubles:
     matrix = np.ones((1, 1))
-    while len(matrix) < COLS:
+    while len(matrix) < n:
         matrix = np.block([[matrix, matrix], [matrix, -matrix]])
-    return looked_up(7) @ matrix / np.sqrt(COLS)
+    return matrix
+
+
+def hadamard_oracle() -> Doubles:
+    return looked_up(7) @ hadamard_matrix(COLS) / np.sqrt(COLS)
 
 
 def record_attention(bed: Bed, layer: KvLayer) -> int:
@@ -395,7 +421,11 @@ CASES = (
     OpCase(OpCode.ROPE_TABLE, record_rope_table, rope_table_oracle, 2e-7, ROPE_TABLE_BYTES,
            cols=HEAD_DIM),
     # Two products of values below 8.
-    OpCase(OpCode.ROPE, record_rope, rope_oracle, 2e-6, ROPE_TABLE_BYTES + 2 * TENSOR_BYTES, ("elementwise_avx2",)),
+    OpCase(OpCode.ROPE, record_rope, lambda: rotated(looked_up(6)), 2e-6, ROPE_TABLE_BYTES + 2 * TENSOR_BYTES,
+           ("elementwise_avx2",)),
+    # The same of normed values below 8, then four levels of sums below 64 and one scaling.
+    OpCase(OpCode.ROPE, record_turn, turn_oracle, 6e-6, ROPE_TABLE_BYTES + 2 * TENSOR_BYTES + HEAD_DIM * F32_BYTES,
+           ("elementwise_avx2", "hadamard_avx2"), variant="of normed heads, turned"),
     # Six levels of sums below 64, then one scaling.
     OpCase(OpCode.HADAMARD, record_hadamard, hadamard_oracle, 4e-6, 2 * TENSOR_BYTES, ("hadamard_avx2",)),
     # What is stored is compared by attention over it: an error of a code would be a hundred times larger.

@@ -125,23 +125,6 @@ static kvs_status run_rope_table(const struct call *c)
     return KVS_OK;
 }
 
-static kvs_status run_rope(const struct call *c)
-{
-    uint32_t cols = c->op->out[0].cols;
-    kvs_rope_desc desc = {.x = out_data(c, 0),
-                          .x_stride = cols,
-                          .out = out_data(c, 0),
-                          .out_stride = cols,
-                          .table = in_data(c, 0),
-                          .n_rows = c->step->n_rows,
-                          .n_heads = cols / c->op->u[0],
-                          .head_values = c->op->u[0],
-                          .n_rot = c->op->u[1],
-                          .mode = c->op->u[2]};
-    kvs_rope(c->cpu->threads, c->cpu->isa, &desc);
-    return KVS_OK;
-}
-
 typedef void (*rows_fn)(const struct call *c, uint32_t begin, uint32_t end);
 
 struct rows_job {
@@ -179,6 +162,48 @@ static void hadamard_rows(const struct call *c, uint32_t begin, uint32_t end)
 static kvs_status run_hadamard(const struct call *c)
 {
     return run_rows(c, hadamard_rows);
+}
+
+/* Walsh-Hadamard blocks of a rope are its u[3]; those of an operation of their own its u[0]. */
+static void turned_rows(const struct call *c, uint32_t begin, uint32_t end)
+{
+    const uint32_t cols = c->op->out[0].cols;
+    kvs_hadamard_rows(c->cpu->isa, out_data(c, 0) + (size_t)begin * cols, end - begin, cols, cols, c->op->u[3]);
+}
+
+static void norm_heads(const struct call *c)
+{
+    const uint32_t cols = c->op->out[0].cols;
+    const kvs_rms_norm_desc desc = {.x = out_data(c, 0),
+                                    .x_stride = cols,
+                                    .out = out_data(c, 0),
+                                    .out_stride = cols,
+                                    .weight = weight_data(c, 0),
+                                    .n = cols,
+                                    .group = c->op->u[0],
+                                    .n_rows = c->step->n_rows,
+                                    .eps = c->op->f[0]};
+    kvs_rms_norm(c->cpu->threads, c->cpu->isa, &desc);
+}
+
+static kvs_status run_rope(const struct call *c)
+{
+    uint32_t cols = c->op->out[0].cols;
+    kvs_rope_desc desc = {.x = out_data(c, 0),
+                          .x_stride = cols,
+                          .out = out_data(c, 0),
+                          .out_stride = cols,
+                          .table = in_data(c, 0),
+                          .n_rows = c->step->n_rows,
+                          .n_heads = cols / c->op->u[0],
+                          .head_values = c->op->u[0],
+                          .n_rot = c->op->u[1],
+                          .mode = c->op->u[2]};
+    if (c->op->weights[0] != NULL) {
+        norm_heads(c);
+    }
+    kvs_rope(c->cpu->threads, c->cpu->isa, &desc);
+    return c->op->u[3] == 0 ? KVS_OK : run_rows(c, turned_rows);
 }
 
 /* Rows go to the tail pages of the pass: a page boundary ends a run. */

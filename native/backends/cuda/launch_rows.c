@@ -33,34 +33,54 @@ static kvs_status launch(kvs_cuda_launcher *launcher, const kvs_cuda_key *key, u
                            params, params_bytes);
 }
 
-kvs_status kvs_cuda_launch_norm(kvs_cuda_launcher *launcher, const kvs_bound_op *op, const struct kvs_step *step)
+/* Groups of `x` into out[0], which may be x. */
+static kvs_status run_norm(kvs_cuda_launcher *launcher, const kvs_bound_op *op, const kvs_operand *x, const struct kvs_step *step,
+                           uint32_t group)
 {
     const kvs_cuda_key key = {.source = "norm", .kernel = "rms_norm"};
-    const uint32_t cols = op->in[0].cols, group = op->u[0] == 0 ? cols : op->u[0];
-    const kvs_norm_params params = {.x = address_of(&op->in[0], step),
+    const kvs_norm_params params = {.x = address_of(x, step),
                                     .out = address_of(&op->out[0], step),
                                     .weight = weight_address(op, 0),
-                                    .n_groups = (uint64_t)kvs_operand_rows(&op->in[0], step) * (cols / group),
+                                    .n_groups = (uint64_t)kvs_operand_rows(x, step) * (x->cols / group),
                                     .group = group,
                                     .team = group <= WARP_GROUP ? WARP : THREADS,
                                     .eps = op->f[0]};
     return launch(launcher, &key, kvs_div_up(params.n_groups, THREADS / params.team), 1, THREADS, &params, sizeof params);
 }
 
-kvs_status kvs_cuda_launch_hadamard(kvs_cuda_launcher *launcher, const kvs_bound_op *op, const struct kvs_step *step)
+kvs_status kvs_cuda_launch_norm(kvs_cuda_launcher *launcher, const kvs_bound_op *op, const struct kvs_step *step)
 {
-    const uint32_t block = op->u[0];
-    if (block < HADAMARD_LEAST || block > HADAMARD_MOST || (block & (block - 1)) != 0) {
+    return run_norm(launcher, op, &op->in[0], step, op->u[0] == 0 ? op->in[0].cols : op->u[0]);
+}
+
+static bool is_turnable(uint32_t block)
+{
+    return block >= HADAMARD_LEAST && block <= HADAMARD_MOST && (block & (block - 1)) == 0;
+}
+
+static float hadamard_scale(uint32_t block)
+{
+    return block == 0 ? 1.0f : (float)(1.0 / sqrt((double)block));
+}
+
+static kvs_status run_hadamard(kvs_cuda_launcher *launcher, const kvs_operand *out, const struct kvs_step *step, uint32_t block)
+{
+    if (!is_turnable(block)) {
         return kvs_fail(launcher->device, KVS_EUNSUPPORTED, "rotation of %u values: CUDA has powers of two from %u to %u", block,
                         HADAMARD_LEAST, HADAMARD_MOST);
     }
-    const kvs_cuda_key key = {
-        .source = "hadamard", .kernel = "hadamard", .n_macros = 1, .macros = {{"KVS_BLOCK", (int32_t)block}}};
-    const uint64_t n_values = (uint64_t)kvs_operand_rows(&op->out[0], step) * op->out[0].cols;
-    const kvs_hadamard_params params = {.values = address_of(&op->out[0], step),
-                                        .n_blocks = n_values / block,
-                                        .scale = (float)(1.0 / sqrt((double)block))};
+    const kvs_cuda_key key = {.source = "hadamard",
+                              .kernel = "hadamard",
+                              .n_macros = 1,
+                              .macros = {{"KVS_BLOCK", (int32_t)block}}};
+    const uint64_t n_values = (uint64_t)kvs_operand_rows(out, step) * out->cols;
+    const kvs_hadamard_params params = {.values = address_of(out, step), .n_blocks = n_values / block, .scale = hadamard_scale(block)};
     return launch(launcher, &key, kvs_div_up(params.n_blocks, THREADS / WARP), 1, THREADS, &params, sizeof params);
+}
+
+kvs_status kvs_cuda_launch_hadamard(kvs_cuda_launcher *launcher, const kvs_bound_op *op, const struct kvs_step *step)
+{
+    return run_hadamard(launcher, &op->out[0], step, op->u[0]);
 }
 
 kvs_status kvs_cuda_launch_rope_table(kvs_cuda_launcher *launcher, const kvs_bound_op *op, const struct kvs_step *step)
@@ -80,7 +100,7 @@ kvs_status kvs_cuda_launch_rope_table(kvs_cuda_launcher *launcher, const kvs_bou
                   sizeof params);
 }
 
-kvs_status kvs_cuda_launch_rope(kvs_cuda_launcher *launcher, const kvs_bound_op *op, const struct kvs_step *step)
+static kvs_status run_rope(kvs_cuda_launcher *launcher, const kvs_bound_op *op, const struct kvs_step *step)
 {
     const kvs_cuda_key key = {.source = "rope", .kernel = "rope"};
     const kvs_rope_params params = {.values = address_of(&op->out[0], step),
@@ -92,6 +112,42 @@ kvs_status kvs_cuda_launch_rope(kvs_cuda_launcher *launcher, const kvs_bound_op 
                                     .is_halves = op->u[2] == 1};
     const uint64_t n_pairs = (uint64_t)params.n_heads * (params.n_rotary / 2);
     return launch(launcher, &key, step->n_rows, kvs_div_up(n_pairs, THREADS), THREADS, &params, sizeof params);
+}
+
+/* Norm, rope and Walsh-Hadamard in one kernel: heads whose warp holds them. */
+static kvs_status turn_heads(kvs_cuda_launcher *launcher, const kvs_bound_op *op, const struct kvs_step *step)
+{
+    const uint32_t head = op->u[0];
+    const kvs_cuda_key key = {.source = "turn",
+                              .kernel = "turn",
+                              .n_macros = 2,
+                              .macros = {{"KVS_HEAD", (int32_t)head}, {"KVS_BLOCK", (int32_t)op->u[3]}}};
+    const kvs_turn_params params = {.values = address_of(&op->out[0], step),
+                                    .table = address_of(&op->in[0], step),
+                                    .weight = weight_address(op, 0),
+                                    .n_rows = step->n_rows,
+                                    .n_heads = op->out[0].cols / head,
+                                    .n_rotary = op->u[1],
+                                    .is_halves = op->u[2] == 1,
+                                    .eps = op->f[0],
+                                    .scale = hadamard_scale(op->u[3])};
+    const uint64_t n_heads = (uint64_t)params.n_rows * params.n_heads;
+    return launch(launcher, &key, kvs_div_up(n_heads, THREADS / WARP), 1, THREADS, &params, sizeof params);
+}
+
+/* Other heads take a kernel for each step; the bits are the same. */
+kvs_status kvs_cuda_launch_rope(kvs_cuda_launcher *launcher, const kvs_bound_op *op, const struct kvs_step *step)
+{
+    const uint32_t head = op->u[0], block = op->u[3];
+    const bool has_norm = op->weights[0] != NULL;
+    if ((has_norm || block != 0) && head % WARP == 0 && head <= WARP_GROUP && (block == 0 || is_turnable(block))) {
+        return turn_heads(launcher, op, step);
+    }
+    kvs_status status = has_norm ? run_norm(launcher, op, &op->out[0], step, head) : KVS_OK;
+    if (status == KVS_OK) {
+        status = run_rope(launcher, op, step);
+    }
+    return status == KVS_OK && block != 0 ? run_hadamard(launcher, &op->out[0], step, block) : status;
 }
 
 /* The value-by-value operations share their parameters. */
