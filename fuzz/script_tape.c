@@ -165,6 +165,8 @@ static uint32_t n_inputs(const kvs_op_desc *op)
         return 2;
     case KVS_OP_DELTA:
         return 3;
+    case KVS_OP_MATMUL:
+        return op->u[2] == 0 ? 1 : 2;
     default:
         return 1;
     }

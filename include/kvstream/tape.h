@@ -50,7 +50,9 @@ typedef enum kvs_op_code {
     /* out[0] = in[0] / sqrt(mean(in[0]^2) + f[0]) * weights[0], over groups of u[0] values (0: the whole row) */
     KVS_OP_NORM = 1,
     /* out[i] (op)= weights[i] (PANELS) in[0] for i < u[0] <= 4. weights[4], if any: RMS norm of in[0] first, eps f[0].
-     * u[1]: 0 store, 1 add to out, 2 out[0] = silu(weights[0] in) * (weights[1] in) with u[0] == 2 */
+     * u[1]: 0 store, 1 add to out, 2 out[0] = silu(weights[0] in) * (weights[1] in) with u[0] == 2.
+     * u[2]: 1, 2: silu(in[1]) or sigmoid(in[1]) times in[0], behind the norm, is what is multiplied; the norm is then over
+     * groups of u[3] values (0: the whole row), a power of two from 32 to 512 */
     KVS_OP_MATMUL = 2,
     /* out[0] = cos and sin of each position and pair, [n][u[0] / 2][2]; u[0] rotary values, f64[0] base, f[0] factor of
      * positions; weights[0], if any: u[0] / 2 float32 divisors of the frequencies. Pair i turns by the position on axis 1 where

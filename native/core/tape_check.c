@@ -7,6 +7,9 @@
 #define MATMUL_ADD 1u
 #define MATMUL_SWIGLU 2u
 #define MATMUL_PARTS 4u
+#define MATMUL_GATES 2u /* kinds, from 1 on */
+#define MATMUL_LEAST_GROUP 32u
+#define MATMUL_MOST_GROUP 512u
 #define GLU_SIGMOID 1u
 
 static const char *const OP_NAMES[] = {"embed",    "norm",   "matmul", "rope_table", "rope", "hadamard",
@@ -115,6 +118,31 @@ static kvs_status check_norm(const struct checker *c)
     return want_vector(c, c->op->weights[0], group);
 }
 
+/* Norm and gate of a matmul's input. */
+static kvs_status check_matmul_input(const struct checker *c, const kvs_tape_tensor *in)
+{
+    const kvs_op_desc *op = c->op;
+    const uint32_t group = op->u[3];
+    if (op->u[2] > MATMUL_GATES || (op->u[2] == 0 && group != 0)) {
+        return refuse_text(c, "the gate must be one of 0, 1 and 2, and groups are for gated input");
+    }
+    if (group != 0 && (!kvs_is_power_of_two(group) || group < MATMUL_LEAST_GROUP || group > MATMUL_MOST_GROUP || in->cols % group != 0)) {
+        return refuse_text(c, "groups must be a power of two from 32 to 512 that divides the columns");
+    }
+    if (op->u[2] != 0) {
+        const kvs_status status = want_same(c, op->in[0], op->in[1]);
+        if (status != KVS_OK) {
+            return status;
+        }
+        for (uint32_t i = 0; i < (op->u[1] == MATMUL_SWIGLU ? 1 : op->u[0]); i++) {
+            if (op->out[i] == op->in[1]) {
+                return refuse_text(c, "gate and output are the same tensor");
+            }
+        }
+    }
+    return op->weights[4] == KVS_NONE ? KVS_OK : want_vector(c, op->weights[4], group == 0 ? in->cols : group);
+}
+
 static kvs_status check_matmul(const struct checker *c)
 {
     const kvs_op_desc *op = c->op;
@@ -144,7 +172,7 @@ static kvs_status check_matmul(const struct checker *c)
             return status;
         }
     }
-    return op->weights[4] == KVS_NONE ? KVS_OK : want_vector(c, op->weights[4], in->cols);
+    return check_matmul_input(c, in);
 }
 
 static kvs_status check_rope_table(const struct checker *c)
@@ -394,6 +422,8 @@ static uint32_t n_inputs(const kvs_op_desc *op)
         return 2;
     case KVS_OP_DELTA:
         return 3;
+    case KVS_OP_MATMUL:
+        return op->u[2] == 0 ? 1 : 2;
     default:
         return 1;
     }

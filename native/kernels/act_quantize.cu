@@ -1,28 +1,19 @@
-/* act_quantize.cu: rows of activations, normed if so wished, as 8-bit codes with one scale to 32 values.
+/* act_quantize.cu: rows of activations, normed and gated if so wished, as 8-bit codes with one scale to 32 values.
  *
  * Kernel act_quantize(kvs_act_params). No macros.
  * Grid: (n_slots, values / 1024 rounded up); each block of a row forms its norm anew. Block: 1024. No dynamic shared memory. Architecture: 75.
- * Order: the sum of squares is one chain of fused multiply-adds a thread, k rising by 1024, then the tree of kvs_warp_sum, then
- * warps in order. Scale: largest magnitude / 127; code: round to nearest even (x * (127 / largest)); a group below 1e-30 counts
+ * Order: the sum of squares of a row is one chain of fused multiply-adds a thread, k rising by 1024, then the tree of
+ * kvs_warp_sum, and that tree over the warps; of a group, as in norm.cu, a chain a lane, k rising by 32, then the tree. A gate
+ * multiplies behind the norm, as in glu.cu. Scale: largest magnitude / 127; code: round to nearest even (x * (127 / largest)); a group below 1e-30 counts
  * as zeros; one with a value that is no number has a NaN for its scale.
  * Twin: native/backends/cpu/act.c.
  */
 #include "act_record.h"
+#include "act_values.cuh"
 #include "weight_math.cuh"
 #include "weight_params.h"
 
-#define THREADS 1024
-
-static __device__ float norm_factor(const kvs_act_params &p, const float *x)
-{
-    __shared__ float room[THREADS / 32];
-    float sum = 0.0f;
-    for (unsigned int i = threadIdx.x; i < p.k; i += THREADS) {
-        sum = __fmaf_rn(x[i], x[i], sum);
-    }
-    const float mean = __fdiv_rn(kvs_block_sum(sum, room), (float)p.k);
-    return __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(mean, p.eps)));
-}
+#define THREADS KVS_ACT_THREADS
 
 /* One group by one warp, a value to a lane. */
 static __device__ void quantize_group(float x, unsigned int slot, unsigned char *record)
@@ -69,19 +60,16 @@ extern "C" __global__ void __launch_bounds__(THREADS) act_quantize(const kvs_act
         return;
     }
     const float *x = (const float *)p.x + (unsigned long long)row * p.x_stride;
-    const float *norm = (const float *)p.norm;
+    const float *gate = p.gate != 0 ? (const float *)p.gate + (unsigned long long)row * p.x_stride : 0;
     float *normed = (float *)p.normed + (unsigned long long)slot * p.k;
-    const float factor = norm != 0 ? norm_factor(p, x) : 1.0f;
+    const float factor = p.norm == 0 ? 1.0f : p.group != 0 ? group_factor(p, x, blockIdx.y * THREADS) : row_factor(p, x);
     unsigned char *tile = (unsigned char *)p.records +
                           (unsigned long long)(slot / KVS_ACT_TILE) * p.n_groups * KVS_ACT_RECORD_BYTES;
     const unsigned int i = blockIdx.y * THREADS + threadIdx.x;
     if (i >= p.n_groups * 32) {
         return;
     }
-    float value = i < p.k ? x[i] : 0.0f;
-    if (norm != 0 && i < p.k) {
-        value = __fmul_rn(__fmul_rn(value, factor), norm[i]);
-    }
+    const float value = i < p.k ? value_of(p, x, gate, factor, i) : 0.0f;
     if (p.normed != 0 && i < p.k) {
         normed[i] = value;
     }

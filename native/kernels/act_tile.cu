@@ -1,27 +1,14 @@
-/* act_tile.cu: rows of activations, normed if so wished, as bfloat16 in the atoms of tile_record.h.
+/* act_tile.cu: rows of activations, normed and gated if so wished, as bfloat16 in the atoms of tile_record.h.
  *
  * Kernel act_tile(kvs_act_params); `records` are atoms, n_groups is of 32 values and even. No macros.
  * Grid: n_slots. Block: 1024. No dynamic shared memory. Architecture: 75.
- * Order: the sum of squares is one chain of fused multiply-adds a thread, k rising by 1024, then the tree of kvs_warp_sum, then warps in
- * order, as in act_quantize.cu.
+ * Order: that of act_quantize.cu.
  * Twin: none; matmul_tile.cu says what products of such values may differ by.
  */
+#include "act_values.cuh"
 #include "tile_record.h"
-#include "weight_math.cuh"
-#include "weight_params.h"
 
-#define THREADS 1024
-
-static __device__ float norm_factor(const kvs_act_params &p, const float *x)
-{
-    __shared__ float room[THREADS / 32];
-    float sum = 0.0f;
-    for (unsigned int i = threadIdx.x; i < p.k; i += THREADS) {
-        sum = __fmaf_rn(x[i], x[i], sum);
-    }
-    const float mean = __fdiv_rn(kvs_block_sum(sum, room), (float)p.k);
-    return __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(mean, p.eps)));
-}
+#define THREADS KVS_ACT_THREADS
 
 /* Where value i of a slot lies in its atoms, in values. */
 static __device__ unsigned long long place_of(unsigned int i, unsigned int slot, unsigned int n_atoms)
@@ -37,19 +24,21 @@ extern "C" __global__ void __launch_bounds__(THREADS) act_tile(const kvs_act_par
 {
     const unsigned int slot = blockIdx.x, n_atoms = (p.n_slots + KVS_TILE_SLOTS - 1) / KVS_TILE_SLOTS;
     const float *x = (const float *)p.x + (unsigned long long)slot * p.x_stride;
-    const float *norm = (const float *)p.norm;
+    const float *gate = p.gate != 0 ? (const float *)p.gate + (unsigned long long)slot * p.x_stride : 0;
     float *normed = (float *)p.normed + (unsigned long long)slot * p.k;
     kvs_u16 *atoms = (kvs_u16 *)p.records;
-    const float factor = norm != 0 ? norm_factor(p, x) : 1.0f;
-    for (unsigned int i = threadIdx.x; i < p.n_groups * 32; i += THREADS) {
-        float value = i < p.k ? x[i] : 0.0f;
-        if (norm != 0 && i < p.k) {
-            value = __fmul_rn(__fmul_rn(value, factor), norm[i]);
+    const bool has_groups = p.norm != 0 && p.group != 0;
+    float factor = p.norm == 0 || has_groups ? 1.0f : row_factor(p, x);
+    for (unsigned int first = 0; first < p.n_groups * 32; first += THREADS) {
+        if (has_groups) {
+            factor = group_factor(p, x, first);
         }
+        const unsigned int i = first + threadIdx.x;
+        const float value = i < p.k ? value_of(p, x, gate, factor, i) : 0.0f;
         if (p.normed != 0 && i < p.k) {
             normed[i] = value;
         }
-        if (atoms != 0) {
+        if (atoms != 0 && i < p.n_groups * 32) {
             atoms[place_of(i, slot, n_atoms)] = kvs_f32_to_bf16(value);
         }
     }

@@ -12,7 +12,8 @@
 /* act_quantize.cu: rows of float32 to records of 8-bit codes (act_record.h), normed before if `norm` is not 0. */
 typedef struct kvs_act_params {
     unsigned long long x;         /* float32 rows */
-    unsigned long long norm;      /* [k] float32, or 0 */
+    unsigned long long norm;      /* [k] float32, with groups [group], or 0 */
+    unsigned long long gate;      /* float32 rows like x, or 0 */
     unsigned long long normed;    /* float32 rows of k values for float weights, or 0 */
     unsigned long long records;   /* or 0: only the norm */
     unsigned long long slot_rows; /* [n_slots] row of x for each slot, KVS_NO_SLOT for none; 0: slot r takes row r */
@@ -21,6 +22,8 @@ typedef struct kvs_act_params {
     unsigned int x_stride;
     unsigned int n_slots;
     unsigned int n_groups; /* of a record row: k / 32, rounded up to even */
+    unsigned int group;    /* values of a norm, a power of two from 32 to 512; 0: the whole row */
+    unsigned int is_sigmoid; /* of the gate; silu otherwise */
     float eps;
     unsigned int reserved;
 } kvs_act_params;

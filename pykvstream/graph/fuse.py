@@ -2,8 +2,9 @@
 the same order.
 
 Order of rules: neighbouring linears of one input become one matmul of up to four parts; a norm that only such a
-matmul reads becomes its prologue; gate and up that only a swiglu reads get it as epilogue; a linear that only an add
-reads adds itself; the norm of heads before a rope and the Walsh-Hadamard rotation behind it join it.
+matmul reads becomes its prologue; gate and up that only a swiglu reads get it as epilogue; a gate that multiplies what
+only a matmul reads, with the norm of groups before it, becomes that matmul's prologue; a linear that only an add reads
+adds itself; the norm of heads before a rope and the Walsh-Hadamard rotation behind it join it.
 Holds: ``fuse``.
 """
 
@@ -15,12 +16,14 @@ from pykvstream.core.tape import OpCode
 from pykvstream.graph.values import Graph, Node
 
 _MAX_PARTS = 4
+_GROUPS = (32, 64, 128, 256, 512)
+"""Of the norm before a gate."""
 _ADD, _SWIGLU = 1, 2
 
 
 def fuse(graph: Graph) -> Graph:
     """Apply every rule once."""
-    for rule in (_merge_linears, _fuse_norms, _fuse_swiglu, _fuse_adds, _fuse_ropes):
+    for rule in (_merge_linears, _fuse_norms, _fuse_swiglu, _fuse_gates, _fuse_adds, _fuse_ropes):
         graph = replace(graph, nodes=rule(graph))
     return graph
 
@@ -88,6 +91,44 @@ def _fuse_swiglu(graph: Graph) -> tuple[Node, ...]:
     return tuple(nodes)
 
 
+def _fuse_gates(graph: Graph) -> tuple[Node, ...]:
+    uses = graph.uses()
+    outputs = {value.index for value in graph.outputs}
+
+    def is_inner(node: Node) -> bool:
+        return uses.get(node.outputs[0].index) == 1 and node.outputs[0].index not in outputs
+
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        gating = nodes[-1] if nodes else None
+        if not (
+            gating is not None
+            and gating.code is OpCode.GLU
+            and gating.inputs[0].cols == gating.inputs[1].cols
+            and _is_plain_matmul(node)
+            and node.inputs == gating.outputs
+            and is_inner(gating)
+        ):
+            nodes.append(node)
+            continue
+        nodes.pop()
+        gate, x = gating.inputs
+        gated = replace(node, inputs=(x, gate), u=(*node.u, gating.u[0] + 1, 0))
+        norm = nodes[-1] if nodes else None
+        if (
+            norm is not None
+            and norm.code is OpCode.NORM
+            and norm.u[0] in _GROUPS
+            and norm.outputs == (x,)
+            and is_inner(norm)
+        ):
+            nodes.pop()
+            u = (*gated.u[:3], norm.u[0])
+            gated = replace(gated, inputs=(*norm.inputs, gate), vectors=norm.vectors, f=norm.f, u=u)
+        nodes.append(gated)
+    return tuple(nodes)
+
+
 def _fuse_adds(graph: Graph) -> tuple[Node, ...]:
     uses = graph.uses()
     nodes: list[Node] = []
@@ -96,13 +137,15 @@ def _fuse_adds(graph: Graph) -> tuple[Node, ...]:
         if (
             last is not None
             and node.code is OpCode.ADD
-            and _is_plain_matmul(last)
-            and len(last.weights) == 1
+            and last.code is OpCode.MATMUL
+            and last.u[:2] == (1, 0)
+            and (not last.vectors or len(last.inputs) == 2)
             and node.inputs[0] == last.outputs[0]
             and uses[last.outputs[0].index] == 1
         ):
             residual = node.inputs[1]
-            nodes[-1] = replace(last, inputs=(*last.inputs, residual), outputs=node.outputs, u=(1, _ADD), updates=True)
+            u = (1, _ADD, *last.u[2:])
+            nodes[-1] = replace(last, inputs=(*last.inputs, residual), outputs=node.outputs, u=u, updates=True)
         else:
             nodes.append(node)
     return tuple(nodes)

@@ -146,6 +146,31 @@ def test_parts_of_a_matmul_share_normed_rows(rig: WeightRig) -> None:
         assert (np.abs(out - seen @ weight.values.T) <= SUM_TOLERANCE * 4 * size + step).all()
 
 
+@pytest.mark.parametrize(("group", "is_sigmoid"), [(64, False), (128, False), (0, True)])
+def test_a_gated_input_has_the_bits_of_its_steps(rig: WeightRig, group: int, is_sigmoid: bool) -> None:
+    rng = np.random.default_rng(41)
+    k, n_rows = 512 + 768, 3
+    weights = [rig.weight(T.Q4_K, k, 32, rng), rig.weight(T.F32, k, 5, rng)]
+    x, gate = rng.standard_normal((2, n_rows, k), np.float32)
+    norm = rng.standard_normal(group, np.float32) if group else None
+    address, make, run = rig.put(x), rig.row_parameters.make, rig.engine.run
+    if norm is not None:
+        params = make(
+            "kvs_norm_params", x=address, out=address, weight=rig.put(norm), n_groups=x.size // group, group=group,
+            team=32, eps=1e-6,
+        )  # fmt: skip
+        run("norm", "rms_norm", {}, (-(-x.size // group // 8), 1, 1), 256, params)
+    params = make(
+        "kvs_glu_params", gate=rig.put(gate), up=address, out=address, n_values=x.size, cols=k,
+        is_sigmoid=int(is_sigmoid),
+    )  # fmt: skip
+    run("glu", "glu", {}, (-(-x.size // 256), 1, 1), 256, params)
+    stepwise = rig.matmul(weights, rig.engine.download(address, x.shape, np.float32))
+    outs = rig.matmul(weights, x, norm=norm, gate=gate, is_sigmoid=is_sigmoid)
+    for out, expected in zip(outs, stepwise, strict=True):
+        assert out.tobytes() == expected.tobytes()
+
+
 def test_scales_multiply_sums_and_outputs_are_added_to(rig: WeightRig) -> None:
     rng = np.random.default_rng(13)
     scales = np.array([0.3, -1.7, 1e-3], np.float32)

@@ -242,9 +242,9 @@ class WeightRig:
 
     def matmul(
         self, weights: Sequence[Weight], x: Floats, *, epilogue: int = STORE, norm: Floats | None = None,
-        residual: Floats | None = None, is_prompt: bool = False,
+        residual: Floats | None = None, gate: Floats | None = None, is_sigmoid: bool = False, is_prompt: bool = False,
     ) -> list[Floats]:  # fmt: skip
-        """Outputs of each part; with SWIGLU of the one."""
+        """Outputs of each part; with SWIGLU of the one. Behind a gate a norm is over groups as long as its weight."""
         op = FlatOp(code=MATMUL, n_rows=len(x), f=1e-6)
         for i, weight in enumerate(weights):
             op.weights[i] = weight.flat()
@@ -252,6 +252,9 @@ class WeightRig:
             op.weights[4] = FlatWeight(0, 0, len(norm), 1, self.put(norm), 0)
         op.u[0], op.u[1], op.flags = len(weights), epilogue, int(is_prompt)
         op.inputs[0], op.in_cols[0] = self.put(x), x.shape[1]
+        if gate is not None:
+            op.inputs[1], op.in_cols[1] = self.put(gate), gate.shape[1]
+            op.u[2], op.u[3] = 1 + is_sigmoid, 0 if norm is None else len(norm)
         outs = weights[:1] if epilogue == SWIGLU else weights
         for i, weight in enumerate(outs):
             op.out[i] = self.room(4 * weight.n * len(x)) if residual is None else self.put(residual)

@@ -149,6 +149,15 @@ static void test_operations_refuse_what_they_cannot_run(void)
     op.u[0] = 5;
     CHECK_STATUS(kvs_tape_add_op(b.tape, &op), KVS_EINVAL);
     op.u[0] = 1;
+    const uint32_t gates[][2] = {{3, 0}, {0, 32}, {1, 16}, {1, 48}, {1, 0}};
+    for (uint32_t i = 0; i < 5; i++) { /* kind, groups without a gate, group, no gate */
+        memcpy(op.u + 2, gates[i], sizeof gates[i]);
+        CHECK_STATUS(kvs_tape_add_op(b.tape, &op), KVS_EINVAL);
+    }
+    op.in[1] = b.b; /* gate and output */
+    CHECK_STATUS(kvs_tape_add_op(b.tape, &op), KVS_EINVAL);
+    op.u[2] = 0;
+    op.in[1] = KVS_NONE;
     op.u[1] = 2;
     CHECK_STATUS(kvs_tape_add_op(b.tape, &op), KVS_EINVAL);
     op.u[1] = 0;

@@ -18,7 +18,18 @@ import numpy.typing as npt
 from pykvstream.core.device import Device
 from pykvstream.core.kv import KvLayer, record_layout
 from pykvstream.core.state import DeltaLayer
-from pykvstream.core.tape import FRONT_TAIL, DeltaMode, Op, OpCode, RowKind, Tape, TensorKind, Weight, WeightLayout
+from pykvstream.core.tape import (
+    FRONT_TAIL,
+    NONE,
+    DeltaMode,
+    Op,
+    OpCode,
+    RowKind,
+    Tape,
+    TensorKind,
+    Weight,
+    WeightLayout,
+)
 from pykvstream.core.trace import TraceDevice, TraceWeight
 from pykvstream.gguf import GgmlType
 from pykvstream.gguf.codecs import decode, encode
@@ -176,6 +187,23 @@ def as_act(x: Doubles) -> Doubles:
 def matmul_oracle() -> Doubles:
     """The product of what activations stand for is taken in float64."""
     return np.asarray(as_act(looked_up(5)) @ MATRIX_VALUES.astype(np.float64).T)
+
+
+def record_gated(bed: Bed, activation: int, group: int) -> int:
+    """A matmul whose input is normed over groups, if there are any, and gated."""
+    x, gate, out = bed.input(5), bed.input(16), bed.tape.add_tensor(N_OUT)
+    matrix = bed.weight(MATRIX.reshape(-1), GgmlType.Q8_0, COLS, WeightLayout.PANELS)
+    norm = (NONE, NONE, NONE, bed.floats(table(17, 1, group))) if group else ()
+    bed.tape.add_op(Op(OpCode.MATMUL, (x, gate), (out,), (matrix, *norm), u=(1, 0, activation + 1, group), f=(EPS,)))
+    return out
+
+
+def gated_oracle(activation: int, group: int) -> Doubles:
+    x, gate = looked_up(5), looked_up(16)
+    if group:
+        x = normed(x, group, 17)
+    factor = silu(gate) if activation == SILU else 1 / (1 + np.exp(-gate))
+    return np.asarray(as_act(np.asarray(factor * x)) @ MATRIX_VALUES.astype(np.float64).T)
 
 
 def record_rope_table(bed: Bed) -> int:
@@ -417,6 +445,13 @@ CASES = (
     OpCase(OpCode.MATMUL, record_matmul, matmul_oracle, 2e-4,
            TENSOR_BYTES + N_OUT * COLS // 32 * 34 + MATMUL_SCRATCH + ROWS * N_OUT * F32_BYTES,
            MATMUL_TWINS, cols=N_OUT),
+    # The same behind a gate; no gated value lies at a tie of the activations' rounding.
+    *(OpCase(OpCode.MATMUL, lambda bed, kind=kind, group=group: record_gated(bed, kind, group),
+             lambda kind=kind, group=group: gated_oracle(kind, group), 2e-4,
+             2 * TENSOR_BYTES + group * F32_BYTES + N_OUT * COLS // 32 * 34 + MATMUL_SCRATCH + ROWS * N_OUT * F32_BYTES,
+             (*MATMUL_TWINS, "elementwise_avx2"), cols=N_OUT, variant=variant)
+      for kind, group, variant in ((SILU, 32, "of gated and normed groups"), (SILU, 0, "gated"),
+                                   (SIGMOID, 0, "gated by sigmoid"))),
     # Angles are reduced in float64 and rounded once.
     OpCase(OpCode.ROPE_TABLE, record_rope_table, rope_table_oracle, 2e-7, ROPE_TABLE_BYTES,
            cols=HEAD_DIM),

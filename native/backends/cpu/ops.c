@@ -15,6 +15,7 @@
 #define MAX_ROTARY_PAIRS 512u
 /* Rows that one task rotates or encodes: short passes stay on the calling thread. */
 #define ROWS_PER_TASK 16u
+#define GATED_ALIGNMENT 64u
 
 struct call {
     const kvs_cpu_compute *cpu;
@@ -66,6 +67,45 @@ static uint64_t matmul_workspace(const kvs_bound_op *op, uint32_t n_rows)
     return kvs_matmul_workspace_bytes(op->weights[0]->k, n_rows, &bytes) == KVS_OK ? bytes : 0;
 }
 
+/* Rows of a gated input lie behind the workspace. */
+static uint64_t gated_offset(uint64_t workspace_bytes)
+{
+    return kvs_div_up(workspace_bytes, GATED_ALIGNMENT) * GATED_ALIGNMENT;
+}
+
+/* Norm and gate as operations of their own do them. */
+static const float *gate_input(const struct call *c, uint32_t n_rows)
+{
+    const kvs_bound_op *op = c->op;
+    const uint32_t cols = op->in[0].cols;
+    float *out = (float *)((uint8_t *)op->scratch + gated_offset(matmul_workspace(op, n_rows)));
+    const float *x = in_data(c, 0);
+    if (op->weights[4] != NULL) {
+        const kvs_rms_norm_desc norm = {.x = x,
+                                        .x_stride = cols,
+                                        .out = out,
+                                        .out_stride = cols,
+                                        .weight = weight_data(c, 4),
+                                        .n = cols,
+                                        .group = op->u[3] == 0 ? cols : op->u[3],
+                                        .n_rows = n_rows,
+                                        .eps = op->f[0]};
+        kvs_rms_norm(c->cpu->threads, c->cpu->isa, &norm);
+        x = out;
+    }
+    const kvs_glu_desc glu = {.operands = {.a = in_data(c, 1),
+                                           .a_stride = cols,
+                                           .b = x,
+                                           .b_stride = cols,
+                                           .out = out,
+                                           .out_stride = cols,
+                                           .n = cols,
+                                           .n_rows = n_rows},
+                              .activation = op->u[2] - 1};
+    kvs_glu(c->cpu->threads, c->cpu->isa, &glu);
+    return out;
+}
+
 static kvs_status run_matmul(const struct call *c)
 {
     const kvs_bound_op *op = c->op;
@@ -78,9 +118,9 @@ static kvs_status run_matmul(const struct call *c)
                             .epilogue = op->u[1],
                             .norm_eps = op->f[0],
                             .k = op->in[0].cols,
-                            .x = in_data(c, 0),
+                            .x = op->u[2] == 0 ? in_data(c, 0) : gate_input(c, n_rows),
                             .x_stride = op->in[0].cols,
-                            .norm_weight = weight_data(c, 4),
+                            .norm_weight = op->u[2] == 0 ? weight_data(c, 4) : NULL,
                             .workspace = op->scratch,
                             .workspace_bytes = matmul_workspace(op, n_rows)};
     for (uint32_t i = 0; i < op->u[0]; i++) {
@@ -353,6 +393,9 @@ kvs_status kvs_cpu_op_scratch_bytes(const kvs_cpu_compute *cpu, const kvs_bound_
     }
     if (op->code == KVS_OP_MATMUL) {
         kvs_status status = kvs_matmul_workspace_bytes(op->weights[0]->k, max_rows == 0 ? 1 : max_rows, bytes);
+        if (status == KVS_OK && op->u[2] != 0) {
+            *bytes = gated_offset(*bytes) + (max_rows == 0 ? 1 : max_rows) * op->weights[0]->k * sizeof(float);
+        }
         return status == KVS_OK ? KVS_OK : kvs_fail(cpu->device, status, "a matmul of %u rows, at most %u", max_rows, KVS_MATMUL_ROWS);
     }
     if (op->code == KVS_OP_EXPERTS) {

@@ -5,6 +5,7 @@
 #include "kernels/weight_form.h"
 
 #define EMBED_THREADS 256u
+#define GATE_SIGMOID 2u /* u[2] of a matmul */
 
 typedef struct layout {
     uint64_t records;
@@ -34,7 +35,7 @@ static bool lay_out(const kvs_cuda_launcher *launcher, const kvs_bound_op *op, u
         made->has_quantized = made->has_quantized || !is_float;
     }
     const uint64_t k = op->weights[0]->k;
-    made->has_normed = has_float && op->weights[4] != NULL;
+    made->has_normed = has_float && (op->weights[4] != NULL || op->u[2] != 0);
     made->has_up = op->u[1] == KVS_STORE_SWIGLU && kvs_cuda_needs_up(op->weights[0]->type, op->weights[1]->type);
     const bool has_atoms = is_tiled(launcher, op);
     uint64_t record_bytes;
@@ -73,20 +74,23 @@ static kvs_cuda_factor part_of(const kvs_bound_op *op, const struct kvs_step *st
                              .out_stride = has_out ? op->out[i].cols : 0};
 }
 
-static kvs_status prepare_rows(kvs_cuda_launcher *launcher, const kvs_bound_op *op, const layout *made,
-                               const kvs_cuda_product *product)
+static kvs_status prepare_rows(kvs_cuda_launcher *launcher, const kvs_bound_op *op, const struct kvs_step *step,
+                               const layout *made, const kvs_cuda_product *product)
 {
     if (!made->has_quantized && !made->has_normed) {
         return KVS_OK;
     }
     const kvs_act_params params = {.x = product->x,
                                    .norm = op->weights[4] == NULL ? 0 : op->weights[4]->address,
+                                   .gate = op->u[2] == 0 ? 0 : address_of(kvs_operand_data(&op->in[1], step)),
                                    .normed = made->has_normed ? address_of(op->scratch) + made->normed : 0,
                                    .records = made->has_quantized ? product->records : 0,
                                    .k = (uint32_t)product->k,
                                    .x_stride = product->x_stride,
                                    .n_slots = product->n_rows,
                                    .n_groups = (uint32_t)kvs_cuda_act_groups(product->k),
+                                   .group = op->u[3],
+                                   .is_sigmoid = op->u[2] == GATE_SIGMOID,
                                    .eps = op->f[0]};
     return product->is_tiled ? kvs_cuda_make_atoms(launcher, &params) : kvs_cuda_quantize(launcher, &params);
 }
@@ -114,7 +118,7 @@ kvs_status kvs_cuda_launch_matmul(kvs_cuda_launcher *launcher, const kvs_bound_o
     product.records = scratch + made.records;
     product.up = scratch + made.up;
     product.partials = scratch + made.partials;
-    const kvs_status status = prepare_rows(launcher, op, &made, &product);
+    const kvs_status status = prepare_rows(launcher, op, step, &made, &product);
     if (status != KVS_OK) {
         return status;
     }
