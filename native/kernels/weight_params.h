@@ -52,7 +52,7 @@ typedef struct kvs_matmul_params {
     unsigned int n_parts;
     unsigned int n_rows;
     unsigned int n_groups;    /* as in kvs_act_params; of a panel: units cover them */
-    unsigned int reserved;
+    unsigned int n_items;     /* matmul.cu: what its blocks share out */
     unsigned int n_row_tiles; /* blocks along the rows */
     unsigned int epilogue;    /* kvs_epilogue_kind */
 } kvs_matmul_params;

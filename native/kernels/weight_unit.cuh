@@ -26,9 +26,14 @@ template <int TYPE> struct kvs_unit {
     unsigned int subminima[SUBMINIMUM_WORDS + 1];
 };
 
-/* Weights are read once: they must not push activations out of the first-level cache. */
-__device__ __forceinline__ void kvs_load_vector(unsigned int *to, const unsigned char *from)
+/* Weights are read once: they must not push activations out of the first-level cache. IS_SHARED: they lie in shared memory. */
+template <bool IS_SHARED> __device__ __forceinline__ void kvs_load_vector(unsigned int *to, const unsigned char *from)
 {
+    if constexpr (IS_SHARED) {
+        const uint4 words = *(const uint4 *)from;
+        to[0] = words.x, to[1] = words.y, to[2] = words.z, to[3] = words.w;
+        return;
+    }
 #ifdef __CUDACC__
     asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
         : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
@@ -38,53 +43,61 @@ __device__ __forceinline__ void kvs_load_vector(unsigned int *to, const unsigned
 #endif
 }
 
+template <bool IS_SHARED> __device__ __forceinline__ unsigned int kvs_load_word(const unsigned char *from)
+{
+    return IS_SHARED ? *(const unsigned int *)from : __ldg((const unsigned int *)from);
+}
+
 /* WORDS words to a lane, lanes side by side in vectors of at most 16 bytes. */
-template <int WORDS> __device__ __forceinline__ void kvs_load_lane(unsigned int *to, const unsigned char *plane, unsigned int lane)
+template <int WORDS, bool IS_SHARED>
+__device__ __forceinline__ void kvs_load_lane(unsigned int *to, const unsigned char *plane, unsigned int lane)
 {
     if constexpr (WORDS % 4 == 0) {
 #pragma unroll
         for (int v = 0; v < WORDS / 4; v++) {
-            kvs_load_vector(to + 4 * v, plane + 512 * v + 16 * lane);
+            kvs_load_vector<IS_SHARED>(to + 4 * v, plane + 512 * v + 16 * lane);
         }
     } else {
 #pragma unroll
         for (int w = 0; w < WORDS; w++) {
-            to[w] = __ldg((const unsigned int *)(plane + 4 * (WORDS * lane + w)));
+            to[w] = kvs_load_word<IS_SHARED>(plane + 4 * (WORDS * lane + w));
         }
     }
 }
 
 /* WORDS words to a pair of rows, pairs side by side. */
-template <int WORDS> __device__ __forceinline__ void kvs_load_pair(unsigned int *to, const unsigned char *plane, unsigned int row)
+template <int WORDS, bool IS_SHARED>
+__device__ __forceinline__ void kvs_load_pair(unsigned int *to, const unsigned char *plane, unsigned int row)
 {
     const unsigned char *from = plane + 4 * WORDS * row;
     if constexpr (WORDS % 4 == 0) {
 #pragma unroll
         for (int v = 0; v < WORDS / 4; v++) {
-            kvs_load_vector(to + 4 * v, from + 16 * v);
+            kvs_load_vector<IS_SHARED>(to + 4 * v, from + 16 * v);
         }
     } else if constexpr (WORDS == 2) {
-        const uint2 both = __ldg((const uint2 *)from);
+        const uint2 both = IS_SHARED ? *(const uint2 *)from : __ldg((const uint2 *)from);
         to[0] = both.x;
         to[1] = both.y;
     } else if constexpr (WORDS == 1) {
-        to[0] = __ldg((const unsigned int *)from);
+        to[0] = kvs_load_word<IS_SHARED>(from);
     }
 }
 
-template <int TYPE> __device__ __forceinline__ void kvs_load_unit(kvs_unit<TYPE> &unit, const unsigned char *from, unsigned int lane)
+template <int TYPE, bool IS_SHARED = false>
+__device__ __forceinline__ void kvs_load_unit(kvs_unit<TYPE> &unit, const unsigned char *from, unsigned int lane)
 {
     using u = kvs_unit<TYPE>;
-    kvs_load_lane<u::CODE_WORDS>(unit.codes, from, lane);
+    kvs_load_lane<u::CODE_WORDS, IS_SHARED>(unit.codes, from, lane);
     if constexpr (kvs_form_has_shared_bit(TYPE)) {
-        kvs_load_pair<u::HIGH_WORDS>(unit.high, from + kvs_form_high_at(TYPE), lane / 4);
+        kvs_load_pair<u::HIGH_WORDS, IS_SHARED>(unit.high, from + kvs_form_high_at(TYPE), lane / 4);
     } else {
-        kvs_load_lane<u::HIGH_WORDS>(unit.high, from + kvs_form_high_at(TYPE), lane);
+        kvs_load_lane<u::HIGH_WORDS, IS_SHARED>(unit.high, from + kvs_form_high_at(TYPE), lane);
     }
-    kvs_load_pair<u::HALF_WORDS>(unit.scales, from + kvs_form_scales_at(TYPE), lane / 4);
-    kvs_load_pair<u::MINIMUM_WORDS>(unit.minima, from + kvs_form_minima_at(TYPE), lane / 4);
-    kvs_load_pair<u::SUB_WORDS>(unit.subs, from + kvs_form_subs_at(TYPE), lane / 4);
-    kvs_load_pair<u::SUBMINIMUM_WORDS>(unit.subminima, from + kvs_form_subminima_at(TYPE), lane / 4);
+    kvs_load_pair<u::HALF_WORDS, IS_SHARED>(unit.scales, from + kvs_form_scales_at(TYPE), lane / 4);
+    kvs_load_pair<u::MINIMUM_WORDS, IS_SHARED>(unit.minima, from + kvs_form_minima_at(TYPE), lane / 4);
+    kvs_load_pair<u::SUB_WORDS, IS_SHARED>(unit.subs, from + kvs_form_subs_at(TYPE), lane / 4);
+    kvs_load_pair<u::SUBMINIMUM_WORDS, IS_SHARED>(unit.subminima, from + kvs_form_subminima_at(TYPE), lane / 4);
 }
 
 /* Four signed levels to a word. */
@@ -117,6 +130,44 @@ template <int TABLE> __device__ __forceinline__ void kvs_look_up_nibbles(unsigne
     const unsigned int choice = 0x32103210u | (nibbles & 0x88888888u) >> 1;
     low = __byte_perm(__byte_perm(t0, t1, index), __byte_perm(t2, t3, index), choice);
     high = __byte_perm(__byte_perm(t0, t1, index >> 16), __byte_perm(t2, t3, index >> 16), choice >> 16);
+}
+
+/* Bytes of two words by nibbles; 8 and more give the sign of the byte, 0 or -1, which __byte_perm does not. */
+__device__ __forceinline__ unsigned int kvs_bytes_or_signs(unsigned int low, unsigned int high, unsigned int nibbles)
+{
+#ifdef __CUDACC__
+    unsigned int bytes;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(bytes) : "r"(low), "r"(high), "r"(nibbles));
+    return bytes;
+#else
+    return host_permute(low, high, nibbles);
+#endif
+}
+
+/* The two halves of a table of 16 for products that are added up. A nibble of the other half gives the sign of a byte: what the
+ * other half has there makes up for it. */
+__device__ constexpr unsigned int kvs_half_table(int table, int word)
+{
+    unsigned int made = 0;
+    for (int i = 0; i < 4; i++) {
+        const unsigned int mine = kvs_table_word(table, word) >> (8 * i) & 255u;
+        const unsigned int other = kvs_table_word(table, (word + 2) % 4) >> (8 * i) & 255u;
+        made |= (mine + (other >> 7) & 255u) << (8 * i);
+    }
+    return made;
+}
+
+/* Levels of eight nibbles as sums: those of nibbles below 8 and those of the others. */
+template <int TABLE>
+__device__ __forceinline__ void kvs_look_up_halves(unsigned int nibbles, unsigned int (&low)[2], unsigned int (&high)[2])
+{
+    constexpr unsigned int t0 = kvs_half_table(TABLE, 0), t1 = kvs_half_table(TABLE, 1);
+    constexpr unsigned int t2 = kvs_half_table(TABLE, 2), t3 = kvs_half_table(TABLE, 3);
+    const unsigned int turned = nibbles ^ 0x88888888u;
+    low[0] = kvs_bytes_or_signs(t0, t1, nibbles);
+    low[1] = kvs_bytes_or_signs(t2, t3, turned);
+    high[0] = kvs_bytes_or_signs(t0, t1, nibbles >> 16);
+    high[1] = kvs_bytes_or_signs(t2, t3, turned >> 16);
 }
 
 /* Levels of four bytes below 8. */
@@ -175,11 +226,41 @@ template <int TYPE> __device__ __forceinline__ void kvs_unit_group(const kvs_uni
     }
 }
 
+/* Left operands whose products add up to that of a group: one, or for tables of 16, where that costs less, two. */
+template <int TYPE> struct kvs_left {
+    static constexpr int N = kvs_form_code_bits(TYPE) == 4 && kvs_form_table(TYPE) != KVS_FORM_NO_TABLE ? 2 : 1;
+    unsigned int a[N][4];
+};
+
+template <int TYPE>
+__device__ __forceinline__ void kvs_unit_left(const kvs_unit<TYPE> &unit, int j, unsigned int lane, kvs_left<TYPE> &left)
+{
+    if constexpr (kvs_left<TYPE>::N == 1) {
+        kvs_unit_group<TYPE>(unit, j, lane, left.a[0]);
+    } else {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            unsigned int low[2], high[2];
+            kvs_look_up_halves<kvs_form_table(TYPE)>(unit.codes[2 * j + i], low, high);
+            left.a[0][i] = low[0], left.a[1][i] = low[1];
+            left.a[0][i + 2] = high[0], left.a[1][i + 2] = high[1];
+        }
+    }
+}
+
 /* Number i of PER_ROW 8-bit numbers of one of a pair of rows. */
 template <int PER_ROW> __device__ __forceinline__ unsigned int kvs_sub(const unsigned int *words, int row, int i)
 {
     const int at = row * PER_ROW + i;
     return words[at / 4] >> (8 * (at % 4)) & 255u;
+}
+
+/* The same as a float, by adding the byte to the bits of 2^23. */
+template <int PER_ROW, bool IS_SIGNED> __device__ __forceinline__ float kvs_sub_float(const unsigned int *words, int row, int i)
+{
+    const int at = row * PER_ROW + i;
+    const unsigned int word = IS_SIGNED ? words[at / 4] ^ 0x80808080u : words[at / 4];
+    return __fsub_rn(__uint_as_float(__byte_perm(word, 0x4b000000u, 0x7440u + at % 4)), IS_SIGNED ? 8388736.0f : 8388608.0f);
 }
 
 /* Half `i` of PER_ROW of one of a pair of rows. */
@@ -201,14 +282,16 @@ template <int TYPE> __device__ __forceinline__ float kvs_unit_scale(const kvs_un
         return kvs_ue4m3_half(kvs_sub<SUBS>(unit.subs, row, 2 * j + half));
     } else {
         constexpr float FACTOR = 1.0f / (1 << kvs_form_scale_shift(TYPE));
-        const float whole = __fmul_rn(kvs_pair_half<1>(unit.scales, row, 0), FACTOR);
-        const unsigned int sub = kvs_sub<SUBS>(unit.subs, row, kvs_form_is_halved(TYPE) ? 2 * j + half : j);
-        if constexpr (SCALE == KVS_FORM_SUB_U) {
-            return __fmul_rn(whole, (float)sub);
-        } else if constexpr (SCALE == KVS_FORM_NIBBLE2) {
-            return __fmul_rn(whole, (float)(sub & 15u));
+        constexpr bool IS_SIGNED = SCALE != KVS_FORM_SUB_U;
+        const int at = kvs_form_is_halved(TYPE) ? 2 * j + half : j;
+        float whole = kvs_pair_half<1>(unit.scales, row, 0);
+        if constexpr (FACTOR != 1.0f) {
+            whole = __fmul_rn(whole, FACTOR);
+        }
+        if constexpr (SCALE == KVS_FORM_NIBBLE2) {
+            return __fmul_rn(whole, (float)(kvs_sub<SUBS>(unit.subs, row, at) & 15u));
         } else {
-            return __fmul_rn(whole, (float)(signed char)sub);
+            return __fmul_rn(whole, kvs_sub_float<SUBS, IS_SIGNED>(unit.subs, row, at));
         }
     }
 }
@@ -220,7 +303,7 @@ template <int TYPE> __device__ __forceinline__ float kvs_unit_minimum(const kvs_
     if constexpr (MINIMUM == KVS_FORM_HALF_MINIMUM) {
         return kvs_pair_half<2>(unit.minima, row, j);
     } else if constexpr (MINIMUM == KVS_FORM_SUB_MINIMUM) {
-        return -__fmul_rn(kvs_pair_half<1>(unit.minima, row, 0), (float)kvs_sub<8>(unit.subminima, row, j));
+        return -__fmul_rn(kvs_pair_half<1>(unit.minima, row, 0), kvs_sub_float<8, false>(unit.subminima, row, j));
     } else {
         return -__fmul_rn(kvs_pair_half<1>(unit.minima, row, 0), (float)(kvs_sub<16>(unit.subs, row, 2 * j + half) >> 4));
     }

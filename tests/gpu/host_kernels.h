@@ -279,6 +279,30 @@ inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector)
     return result;
 }
 
+/* The instruction: selectors of 8 and more give the sign of their byte. */
+inline unsigned host_permute(unsigned low, unsigned high, unsigned selector)
+{
+    const unsigned bytes = __byte_perm(low, high, selector);
+    unsigned result = 0;
+    for (unsigned i = 0; i < 4; i++) {
+        const unsigned byte = bytes >> 8 * i & 0xff;
+        result |= (selector >> (4 * i + 3) & 1 ? (byte >> 7) * 0xff : byte) << 8 * i;
+    }
+    return result;
+}
+
+/* Blocks follow one another. */
+inline unsigned atomicAdd(unsigned *to, unsigned value)
+{
+    const unsigned before = *to;
+    *to += value;
+    return before;
+}
+
+inline void __threadfence()
+{
+}
+
 static uint4 dynamic_shared[128 << 6];
 
 namespace host

@@ -87,6 +87,8 @@ def whole_source(name: str, seen: set[str] | None = None) -> str:
 class Engine(Protocol):
     name: str
     arch: int
+    shared_bytes: int
+    """That a block may ask for."""
 
     def upload(self, array: Array) -> int: ...
 
@@ -103,6 +105,7 @@ class HostEngine:
     name = "host"
     arch = 80
     """What launchers may ask of it."""
+    shared_bytes = 96 << 10
 
     def __init__(self, folder: Path) -> None:
         compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
@@ -176,6 +179,9 @@ class CudaEngine:
         numbers = [self._check(self._driver.cuDeviceGetAttribute(attribute, device)) for attribute in asked]
         self.arch = 10 * numbers[0] + numbers[1]
         self._arch = f"sm_{self.arch}{'a' if self.arch == 90 else ''}"
+        attributes = self._driver.CUdevice_attribute
+        shared = attributes.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
+        self.shared_bytes: int = self._check(self._driver.cuDeviceGetAttribute(shared, device))
         self._modules: dict[tuple[Any, ...], Any] = {}
         self._functions: dict[tuple[Any, ...], Any] = {}
         self._images: dict[tuple[Any, ...], bytes] = {}

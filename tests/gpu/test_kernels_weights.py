@@ -31,6 +31,7 @@ T = GgmlType
 FLOAT_TYPES = (T.F32, T.F16, T.BF16)
 TYPES = FLOAT_TYPES + tuple(sorted((kind for kind in DECODABLE if kind not in FLOAT_TYPES), key=lambda kind: kind.id))
 ROW_COUNTS = (1, 2, 3, 5, 8, 17, 49, 64)
+SMALL_BLOCK = 64 << 10
 # Of the sum of magnitudes: float32 chains of some hundred terms.
 SUM_TOLERANCE = 3e-6
 
@@ -88,9 +89,10 @@ def test_matmul_is_near_float64_and_rows_do_not_depend_on_their_company(rig: Wei
 
 
 @pytest.mark.parametrize("kind", [T.Q4_0, T.Q6_K, T.IQ4_NL, T.BF16], ids=lambda kind: kind.name)
-@pytest.mark.parametrize("n", [48, 128 * 65], ids=["apart", "whole"])
+@pytest.mark.parametrize("n", [48, 128 * 81 + 16], ids=["apart", "whole"])
 def test_matmul_of_many_rows_equals_single_ones(rig: WeightRig, kind: GgmlType, n: int) -> None:
-    """With few outputs slices are taken apart, with many a block takes them all."""
+    """With few outputs slices are taken apart, with many a block takes them all; a row alone takes one panel at a
+    time, or two, of which the last has no second."""
     if is_small(rig.engine) and n > 48:
         pytest.skip("too many outputs for kernels on the host")
     rng = np.random.default_rng(5)
@@ -193,6 +195,21 @@ def test_swiglu_of_two_weights(rig: WeightRig, kinds: tuple[GgmlType, GgmlType])
     (out,) = rig.matmul([gate, up], x, epilogue=SWIGLU)
     expected = silu(gated.astype(np.float64)) * upped
     assert np.allclose(out, expected, rtol=4e-6, atol=1e-30)
+
+
+@pytest.mark.parametrize("n_rows", [1, 8, 16])
+def test_blocks_fit_into_little_shared_memory_with_the_same_bits(rig: WeightRig, n_rows: int) -> None:
+    """A block of sm_75 has 64 KiB. Gate and up of Q6_K are the largest stages that there are."""
+    rng = np.random.default_rng(43)
+    pair = [rig.weight(T.Q6_K, 2304, 40, rng), rig.weight(T.Q6_K, 2304, 40, rng)]
+    x = rng.standard_normal((n_rows, 2304), np.float32)
+    (expected,) = rig.matmul(pair, x, epilogue=SWIGLU)
+    rig.set_shared_bytes(SMALL_BLOCK)
+    n_before = len(rig.launched)
+    (out,) = rig.matmul(pair, x, epilogue=SWIGLU)
+    ((macros, shared),) = (each[1:] for each in rig.launched[n_before:] if each[0] == "matmul")
+    assert shared <= SMALL_BLOCK and macros["KVS_STAGES"] == 1 and macros["KVS_ROWS"] == min(n_rows, 8)
+    assert out.tobytes() == expected.tobytes()
 
 
 def test_a_value_that_is_no_number_reaches_every_output_of_its_row_and_no_other(rig: WeightRig) -> None:

@@ -16,11 +16,12 @@ EXPORT void set_launch(launch_fn launch)
     launch_kernel = launch;
 }
 
-/* What kernels may use from here on. */
-EXPORT void set_arch(uint32_t arch, uint32_t n_sm)
+/* What launchers believe of the device from here on. */
+EXPORT void set_device(uint32_t arch, uint32_t n_sm, uint32_t shared_bytes)
 {
     launcher.arch = arch;
     launcher.n_sm = n_sm;
+    launcher.shared_bytes = shared_bytes;
 }
 
 kvs_status kvs_fail(kvs_device *device, kvs_status status, const char *format, ...)

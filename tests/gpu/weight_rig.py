@@ -34,6 +34,8 @@ Bytes = npt.NDArray[np.uint8]
 EMBED, MATMUL, EXPERTS = 0, 2, 12
 STORE, STORE_ADD, SWIGLU = range(3)
 GROUP: Final = 32
+FEW: Final = 2
+"""Multiprocessors: so few that blocks have several turns."""
 _STRUCTS = {
     "act_quantize": "kvs_act_params",
     "matmul": "kvs_matmul_params",
@@ -171,12 +173,18 @@ class WeightRig:
         self._launches = launches
         self._callback = _LAUNCH(self._launch)
         self._problem: BaseException | None = None
+        self.launched: list[tuple[str, dict[str, int], int]] = []
+        """Sources, macros and dynamic shared bytes so far."""
         launches.set_launch(self._callback)
-        self.set_multiprocessors(132)
+        self.set_multiprocessors(FEW)
 
     def set_multiprocessors(self, n: int) -> None:
         """What launchers may cut blocks for."""
-        self._launches.set_arch(self.engine.arch, n)
+        self._launches.set_device(self.engine.arch, n, self.engine.shared_bytes)
+
+    def set_shared_bytes(self, n: int) -> None:
+        """What a block may ask for, at most what the engine has."""
+        self._launches.set_device(self.engine.arch, FEW, min(n, self.engine.shared_bytes))
 
     def _launch(
         self, source: bytes, kernel: bytes, n_macros: int, macros: Any, grid: Any, block: int, shared: int, params: int
@@ -185,6 +193,7 @@ class WeightRig:
         owner = self.row_parameters if name == "glu" else self.parameters
         struct = owner.read(_STRUCTS[name], params)
         values = {macros[i].name.decode(): macros[i].value for i in range(n_macros)}
+        self.launched.append((name, values, shared))
         try:
             self.engine.run(name, kernel.decode(), values, (grid[0], grid[1], grid[2]), block, struct, shared)
         except BaseException as problem:  # a callback from C cannot raise: checked raises it

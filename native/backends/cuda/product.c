@@ -5,6 +5,7 @@
 #include "kernels/attend_params.h"
 #include "kernels/tile_record.h"
 #include "kernels/weight_form.h"
+#include "kernels/weight_ring.h"
 
 #define ALIGNMENT 64u
 #define QUANTIZE_THREADS 1024u
@@ -13,7 +14,13 @@
 #define FLOAT_COLUMNS 4u /* to a block */
 #define GLU_THREADS 256u
 #define FOLD_THREADS 256u
-#define NARROW_ROWS 16u  /* up to here a block takes one panel */
+#define NARROW_ROWS 16u  /* up to here a block takes one or two panels and all rows */
+#define NARROW_BLOCKS 2u /* to a multiprocessor */
+#define SMALL_BLOCKS 3u  /* of one panel and one row */
+#define NARROW_PANELS 2u
+#define FEW_PANELS 640u  /* below, a block takes one at a time: not how many multiprocessors there are, for it names a kernel */
+#define RING_STAGES 2u   /* of a warp, where they fit */
+#define BLOCK_BYTES 1024u /* of shared memory that a block takes besides what it asks for */
 #define WIDE_ROWS 64u    /* of a block that takes several */
 #define WIDE_PANELS 8u
 #define TILES_ARCH 80u
@@ -53,7 +60,7 @@ bool kvs_cuda_atom_bytes(uint64_t k, uint64_t n_rows, uint64_t *bytes)
 
 bool kvs_cuda_needs_up(int gate_type, int up_type)
 {
-    return kvs_form_is_float(gate_type) || kvs_form_is_float(up_type);
+    return gate_type != up_type || kvs_form_is_float(gate_type);
 }
 
 bool kvs_cuda_reserve(uint64_t *end, uint64_t n, uint64_t item_bytes, uint64_t *offset)
@@ -85,7 +92,7 @@ static uint32_t scale_run(const kvs_cuda_factor *part)
 
 /* How a launch is cut. Every way gives a row the same bits. */
 typedef enum cut {
-    CUT_NARROW, /* a block to a panel and one or two tiles of rows, a warp to a slice */
+    CUT_NARROW, /* a block to one or two panels and all rows, a warp to a slice */
     CUT_WIDE,   /* a block to eight panels and 64 rows */
     CUT_SPLIT   /* the same, with blocks for each slice, and a kernel that adds them up */
 } cut;
@@ -176,32 +183,119 @@ static quantized quantized_parts(const kvs_cuda_product *product)
     return q;
 }
 
-static kvs_status launch_quantized(kvs_cuda_launcher *launcher, const quantized *q, const kvs_cuda_key *key, uint64_t n_blocks,
-                                   uint32_t n_slices, uint32_t shared_bytes)
+typedef struct launch_shape {
+    uint64_t n_blocks;
+    uint32_t n_slices; /* apart */
+    uint32_t shared_bytes;
+} launch_shape;
+
+static kvs_status too_large(kvs_cuda_launcher *launcher, const quantized *q)
 {
-    if (n_blocks > INT32_MAX) {
-        return kvs_fail(launcher->device, KVS_EUNSUPPORTED, "a matmul of %u rows by %u output values is too large",
-                        q->params.n_rows, q->params.part[0].n);
+    return kvs_fail(launcher->device, KVS_EUNSUPPORTED, "a matmul of %u rows by %u output values is too large", q->params.n_rows,
+                    q->params.part[0].n);
+}
+
+static kvs_status launch_quantized(kvs_cuda_launcher *launcher, const quantized *q, const kvs_cuda_key *key, launch_shape shape)
+{
+    if (shape.n_blocks > INT32_MAX) {
+        return too_large(launcher, q);
     }
-    return kvs_cuda_launch(launcher, key, (kvs_cuda_dim){(uint32_t)n_blocks, n_slices, 1},
-                           (kvs_cuda_dim){MATMUL_THREADS, 1, 1}, shared_bytes, &q->params, sizeof q->params);
+    return kvs_cuda_launch(launcher, key, (kvs_cuda_dim){(uint32_t)shape.n_blocks, shape.n_slices, 1},
+                           (kvs_cuda_dim){MATMUL_THREADS, 1, 1}, shape.shared_bytes, &q->params, sizeof q->params);
+}
+
+/* How a narrow launch is shaped; every shape gives the same bits. */
+typedef struct narrow_shape {
+    uint32_t rows;     /* room for so many */
+    uint32_t panels;   /* at a time */
+    uint32_t n_blocks; /* to a multiprocessor */
+    uint32_t n_stages;
+    uint32_t shared_bytes;
+} narrow_shape;
+
+static uint32_t largest_stage(const quantized *q, uint32_t panels, uint32_t rows)
+{
+    uint32_t bytes = 0;
+    for (uint32_t i = 0; i < KVS_MATMUL_MAX_PARTS; i++) {
+        const uint32_t mine = kvs_stage_bytes(q->types[i].value, panels, rows == 1);
+        bytes = mine > bytes ? mine : bytes;
+    }
+    return bytes;
+}
+
+/* Rows that a block of a narrow launch has room for. */
+static uint32_t narrow_rows(const quantized *q)
+{
+    if (q->params.n_rows == 1 && !q->has_experts) {
+        return 1;
+    }
+    return q->has_experts || q->params.n_rows <= KVS_ACT_TILE ? KVS_ACT_TILE : NARROW_ROWS;
+}
+
+/* A shape of so many panels and rows: with as many stages as leave room for the blocks beside, at least one. */
+static narrow_shape shape_of(const kvs_cuda_launcher *launcher, const quantized *q, uint32_t panels, uint32_t rows)
+{
+    narrow_shape shape = {.rows = rows, .panels = panels, .n_blocks = rows == 1 && panels == 1 ? SMALL_BLOCKS : NARROW_BLOCKS};
+    const uint32_t stage_bytes = SLICES * largest_stage(q, panels, rows);
+    const uint32_t sums_bytes = SLICES * panels * rows * KVS_FORM_ROWS * (uint32_t)sizeof(float);
+    const uint32_t taken = sums_bytes + BLOCK_BYTES, share = launcher->shared_bytes / shape.n_blocks;
+    shape.n_stages = share >= taken + RING_STAGES * stage_bytes ? RING_STAGES : 1;
+    shape.shared_bytes = shape.n_stages * stage_bytes + sums_bytes;
+    return shape;
+}
+
+/* One panel at a time where there are few, or where the rings of two leave no room for a second block. */
+static narrow_shape choose_shape(const kvs_cuda_launcher *launcher, const quantized *q)
+{
+    const uint32_t rows = narrow_rows(q);
+    narrow_shape shape = shape_of(launcher, q, q->is_swiglu || q->n_panels >= FEW_PANELS ? NARROW_PANELS : 1, rows);
+    if (shape.n_stages != RING_STAGES && !q->is_swiglu) {
+        shape = shape_of(launcher, q, 1, rows);
+    }
+    if (shape.shared_bytes > launcher->shared_bytes && rows > KVS_ACT_TILE) {
+        /* Gate and up of 16 rows take 68.5 KiB of some types, a block of sm_75 has 64: tiles of rows apart. */
+        shape = shape_of(launcher, q, shape.panels, KVS_ACT_TILE);
+    }
+    if (shape.n_stages != RING_STAGES) {
+        /* Then fewer blocks: a ring of one stage waits for every one. */
+        const uint32_t more = shape.shared_bytes + (RING_STAGES - 1) * SLICES * largest_stage(q, shape.panels, shape.rows);
+        if (more <= launcher->shared_bytes) {
+            shape.n_stages = RING_STAGES;
+            shape.shared_bytes = more;
+        }
+    }
+    return shape;
 }
 
 static kvs_status run_narrow(kvs_cuda_launcher *launcher, quantized *q)
 {
-    const uint32_t tiles = q->has_experts || q->params.n_rows <= KVS_ACT_TILE ? 1 : 2;
+    const narrow_shape shape = choose_shape(launcher, q);
     const kvs_cuda_key key = {.source = "matmul",
                               .kernel = "matmul",
-                              .n_macros = 7,
+                              .n_macros = 8,
                               .macros = {q->types[0],
                                          q->types[1],
                                          q->types[2],
                                          q->types[3],
-                                         {"KVS_SWIGLU", q->is_swiglu},
-                                         {"KVS_TILES", (int32_t)tiles},
-                                         {"KVS_EXPERTS", q->has_experts}}};
-    q->params.n_row_tiles = (uint32_t)kvs_div_up(q->params.n_rows, (uint64_t)tiles * KVS_ACT_TILE);
-    return launch_quantized(launcher, q, &key, q->n_panels * q->params.n_row_tiles, 1, 0);
+                                         {"KVS_KIND", q->is_swiglu + 2 * q->has_experts},
+                                         {"KVS_ROWS", (int32_t)shape.rows},
+                                         {"KVS_PANELS", (int32_t)shape.panels},
+                                         {"KVS_STAGES", (int32_t)shape.n_stages}}};
+    uint64_t n_items = 0;
+    for (uint32_t i = 0; i < (q->is_swiglu ? 1 : q->params.n_parts); i++) {
+        n_items += kvs_div_up(q->params.part[i].n_panels, q->is_swiglu ? 1 : shape.panels);
+    }
+    q->params.n_row_tiles = (uint32_t)kvs_div_up(q->params.n_rows, shape.rows);
+    n_items *= q->params.n_row_tiles;
+    if (n_items > INT32_MAX) {
+        return too_large(launcher, q);
+    }
+    q->params.n_items = (uint32_t)n_items;
+    const uint64_t most = (uint64_t)shape.n_blocks * launcher->n_sm;
+    return launch_quantized(launcher, q, &key,
+                            (launch_shape){.n_blocks = n_items < most ? n_items : most,
+                                           .n_slices = 1,
+                                           .shared_bytes = shape.shared_bytes});
 }
 
 /* Apart, both parts of a swiglu have blocks of their own. */
@@ -219,7 +313,9 @@ static kvs_status run_wide(kvs_cuda_launcher *launcher, quantized *q, bool is_sp
                    {"KVS_SPLIT", is_split}}};
     q->params.n_row_tiles = (uint32_t)kvs_div_up(q->params.n_rows, WIDE_ROWS);
     const uint64_t n_eights = is_split ? q->all_eights : q->n_eights;
-    return launch_quantized(launcher, q, &key, n_eights * q->params.n_row_tiles, is_split ? SLICES : 1, 0);
+    return launch_quantized(launcher, q, &key,
+                            (launch_shape){.n_blocks = n_eights * q->params.n_row_tiles,
+                                           .n_slices = is_split ? SLICES : 1});
 }
 
 /* Rows of a block. */
@@ -260,7 +356,10 @@ static kvs_status launch_tiles(kvs_cuda_launcher *launcher, quantized *q, uint64
                    {"KVS_SWIGLU", q->is_swiglu},
                    {"KVS_ROWS", (int32_t)rows}}};
     q->params.n_row_tiles = (uint32_t)kvs_div_up(q->params.n_rows, rows);
-    return launch_quantized(launcher, q, &key, n_tiles * q->params.n_row_tiles, 1, rows * TILE_ROW_BYTES + KVS_TILE_ATOM_BYTES);
+    return launch_quantized(launcher, q, &key,
+                            (launch_shape){.n_blocks = n_tiles * q->params.n_row_tiles,
+                                           .n_slices = 1,
+                                           .shared_bytes = rows * TILE_ROW_BYTES + KVS_TILE_ATOM_BYTES});
 }
 
 /* With swiglu a block takes four panels of both parts. Every size gives a row the same bits; dry, all are asked for. */
