@@ -10,6 +10,7 @@
  */
 #include "act_record.h"
 #include "act_values.cuh"
+#include "grid.cuh"
 #include "weight_math.cuh"
 #include "weight_params.h"
 
@@ -51,6 +52,8 @@ static __device__ void quantize_group(float x, unsigned int slot, unsigned char 
 
 extern "C" __global__ void __launch_bounds__(THREADS) act_quantize(const kvs_act_params p)
 {
+    kvs_let_next_begin();
+    kvs_wait_for_previous();
     const unsigned int slot = blockIdx.x;
     if (p.n_slots_used != 0 && slot >= *(const unsigned int *)p.n_slots_used) {
         return;

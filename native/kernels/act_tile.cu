@@ -6,6 +6,7 @@
  * Twin: none; matmul_tile.cu says what products of such values may differ by.
  */
 #include "act_values.cuh"
+#include "grid.cuh"
 #include "tile_record.h"
 
 #define THREADS KVS_ACT_THREADS
@@ -22,6 +23,8 @@ static __device__ unsigned long long place_of(unsigned int i, unsigned int slot,
 
 extern "C" __global__ void __launch_bounds__(THREADS) act_tile(const kvs_act_params p)
 {
+    kvs_let_next_begin();
+    kvs_wait_for_previous();
     const unsigned int slot = blockIdx.x, n_atoms = (p.n_slots + KVS_TILE_SLOTS - 1) / KVS_TILE_SLOTS;
     const float *x = (const float *)p.x + (unsigned long long)slot * p.x_stride;
     const float *gate = p.gate != 0 ? (const float *)p.gate + (unsigned long long)slot * p.x_stride : 0;

@@ -566,6 +566,8 @@ __device__ inline void attend_page(const kvs_attend_params *p, const tile_view *
 /* Many queries take the registers of a whole multiprocessor. */
 extern "C" __global__ void __launch_bounds__(N_THREADS, KVS_BLOCKS) attend_leaf(const kvs_attend_params p)
 {
+    kvs_let_next_begin();
+    kvs_wait_for_previous();
     __shared__ shared_state<KVS_TILES> s;
     const tile_view tile = tile_of(&p, 8 * KVS_TILES);
     const page_run pages = pages_of_slot(&p, blockIdx.z);

@@ -6,6 +6,7 @@
 #define KVS_KERNELS_ATTEND_PARTS_CUH
 
 #include "attend_params.h"
+#include "grid.cuh"
 #include "kv_types.cuh"
 
 #define N_THREADS 256u

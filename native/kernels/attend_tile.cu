@@ -394,6 +394,8 @@ static __device__ __forceinline__ void run_steps(const steps_t &steps, kvs_u32 n
 
 extern "C" __global__ void __launch_bounds__(N_THREADS, 1) attend_leaf(const kvs_attend_params p)
 {
+    kvs_let_next_begin();
+    kvs_wait_for_previous();
     __shared__ shared_state s;
     const tile_view tile = tile_of(&p, TILE_QUERIES);
     const page_run run = pages_of_slot(&p, blockIdx.z);

@@ -9,6 +9,7 @@
  * Holds: chunked passes run the same rows in the same order, so both modes give the same bits.
  * Twin: native/backends/cpu/delta.c, delta_reference.c.
  */
+#include "grid.cuh"
 #include "weight_math.cuh"
 #include "weight_params.h"
 
@@ -262,6 +263,8 @@ static __device__ void leave_behind(const params_t &p, unsigned int end)
 
 extern "C" __global__ void __launch_bounds__(THREADS) delta(const kvs_delta_params p)
 {
+    kvs_let_next_begin();
+    kvs_wait_for_previous();
     __shared__ stretch_t stretch;
     const unsigned int n_total = p.n_pending + p.n_rows;
     const unsigned int n_fold = p.is_logged ? p.n_pending : n_total;

@@ -7,6 +7,7 @@
  * Twin: kvs_embed_rows in native/backends/cpu/elementwise.c; formats: native/base/blocks.c.
  */
 #define KVS_GRID_TABLE static __device__ const unsigned short
+#include "grid.cuh"
 #include "grids.h"
 #include "weight_form.h"
 #include "weight_math.cuh"
@@ -261,6 +262,8 @@ static __device__ float row_value(const unsigned char *row, unsigned int i, cons
 
 extern "C" __global__ void __launch_bounds__(256) embed(const kvs_embed_params p)
 {
+    kvs_let_next_begin();
+    kvs_wait_for_previous();
     const unsigned int i = blockIdx.x * 256 + threadIdx.x;
     if (i >= p.k) {
         return;

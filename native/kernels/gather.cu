@@ -4,10 +4,13 @@
  * up), block 256.
  */
 #include "attend_params.h"
+#include "grid.cuh"
 #include "numeric.cuh"
 
 extern "C" __global__ void __launch_bounds__(256) gather(const kvs_gather_params p)
 {
+    kvs_let_next_begin();
+    kvs_wait_for_previous();
     const kvs_u32 col = blockIdx.y * 256 + threadIdx.x, row = blockIdx.x;
     if (col < p.cols) {
         const kvs_u64 from = ((const kvs_u32 *)p.rows)[row];

@@ -3,10 +3,13 @@
  * Kernel: glu. Argument: kvs_glu_params. Architecture: sm_75. No macros. A thread a value: grid (values / 256, rounded up), block 256.
  */
 #include "attend_params.h"
+#include "grid.cuh"
 #include "numeric.cuh"
 
 extern "C" __global__ void __launch_bounds__(256) glu(const kvs_glu_params p)
 {
+    kvs_let_next_begin();
+    kvs_wait_for_previous();
     const kvs_u64 i = (kvs_u64)blockIdx.x * 256 + threadIdx.x;
     if (i >= p.n_values) {
         return;

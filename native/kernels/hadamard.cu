@@ -6,6 +6,7 @@
  * Order: sums and differences at distance 1, 2, 4, ..., then one product: the bits of the host.
  */
 #include "attend_params.h"
+#include "grid.cuh"
 #include "hadamard.cuh"
 #include "numeric.cuh"
 
@@ -13,6 +14,8 @@
 
 extern "C" __global__ void __launch_bounds__(256) hadamard(const kvs_hadamard_params p)
 {
+    kvs_let_next_begin();
+    kvs_wait_for_previous();
     const kvs_u64 block = (kvs_u64)blockIdx.x * 8 + threadIdx.x / 32;
     const kvs_u32 lane = threadIdx.x % 32;
     if (block >= p.n_blocks) {

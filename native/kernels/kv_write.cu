@@ -9,6 +9,7 @@
  * Source: native/backends/cpu/encode_reference.c.
  */
 #include "attend_params.h"
+#include "grid.cuh"
 #include "kv_types.cuh"
 
 #define N_WARPS 8u
@@ -178,6 +179,8 @@ template <int TYPE, kvs_u32 DIM> __device__ inline void store_block(float x, kvs
 
 extern "C" __global__ void __launch_bounds__(N_WARPS * 32) kv_write(const kvs_kv_write_params p)
 {
+    kvs_let_next_begin();
+    kvs_wait_for_previous();
     typedef kvs_kv_side<KVS_TYPE_K, KVS_DIM_K> k_side;
     typedef kvs_kv_side<KVS_TYPE_V, KVS_DIM_V> v_side;
     const kvs_u32 row = blockIdx.x, head = blockIdx.y, lane = threadIdx.x % 32;

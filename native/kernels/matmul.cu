@@ -6,11 +6,12 @@
  * Grid: any; blocks take items in turn, n_row_tiles * (panels of all parts, with gate and up of part 0, by KVS_PANELS), row tiles
  * fastest. Block: 256, a warp to a slice. Dynamic shared memory: for each warp KVS_STAGES stages of the largest part's
  * (weight_ring.h), then 512 * KVS_PANELS * KVS_ROWS bytes for sums. Architecture: 75; from 80 on weights and activations arrive
- * while the block computes.
+ * while the block computes, from 90 on the first weights are asked for before the kernel ahead has ended.
  * Order, for every number of rows: that of weight_product.cuh; the same as matmul_wide.cu.
  * Twin: native/backends/cpu/matmul_reference.c, whose sum is one chain.
  */
 #include "act_record.h"
+#include "grid.cuh"
 #include "weight_form.h"
 #include "weight_params.h"
 #include "weight_product.cuh"
@@ -399,6 +400,10 @@ static __device__ __forceinline__ void store_item(const kvs_matmul_params &p, co
 
 extern "C" __global__ void __launch_bounds__(THREADS, KVS_ROWS > KVS_ACT_TILE ? 1 : KVS_PANELS == 1 && KVS_ROWS == 1 ? 3 : 2) matmul(const kvs_matmul_params p)
 {
+    kvs_let_next_begin();
+    if (KVS_EXPERTS) {
+        kvs_wait_for_previous();
+    }
     cursor fetched;
     fetched.index = blockIdx.x;
     fetched.turn = 0;
@@ -409,6 +414,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, KVS_ROWS > KVS_ACT_TILE ? 
         fetch_weights(p, fetched, slot);
         advance(p, fetched);
     }
+    kvs_wait_for_previous();
     fetched = used;
 #pragma unroll 1
     for (unsigned int slot = 0; slot < KVS_STAGES; slot++) {

@@ -8,6 +8,7 @@
  * then the tree of kvs_warp_sum.
  * Twin: native/backends/cpu/matmul_reference.c, whose sum is one chain.
  */
+#include "grid.cuh"
 #include "weight_form.h"
 #include "weight_math.cuh"
 #include "weight_params.h"
@@ -50,6 +51,8 @@ static __device__ __forceinline__ void load_inputs(float (&x)[RUN], const float 
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32) matmul_float(const kvs_matmul_float_params p)
 {
+    kvs_let_next_begin();
+    kvs_wait_for_previous();
     unsigned int block = blockIdx.x, at = 0;
     while (block >= p.part[at].n_panels) {
         block -= p.part[at++].n_panels;

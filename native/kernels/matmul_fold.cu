@@ -5,6 +5,7 @@
  * Order: slices in order, as in weight_product.cuh.
  * Twin: native/backends/cpu/matmul_reference.c.
  */
+#include "grid.cuh"
 #include "weight_math.cuh"
 #include "weight_params.h"
 #include "weight_product.cuh"
@@ -30,6 +31,8 @@ static __device__ float scaled(const kvs_matmul_part_params &part, unsigned int 
 
 extern "C" __global__ void __launch_bounds__(256) matmul_fold(const kvs_matmul_params p)
 {
+    kvs_let_next_begin();
+    kvs_wait_for_previous();
     const unsigned int row = blockIdx.y, at = blockIdx.x * 256 + threadIdx.x;
     unsigned int n_columns = 0, part = 0, first_column = 0;
     for (unsigned int i = 0; i < p.n_parts; i++) {

@@ -7,10 +7,13 @@
  * warps of a team of 256 in order.
  */
 #include "attend_params.h"
+#include "grid.cuh"
 #include "numeric.cuh"
 
 extern "C" __global__ void __launch_bounds__(256) rms_norm(const kvs_norm_params p)
 {
+    kvs_let_next_begin();
+    kvs_wait_for_previous();
     __shared__ float warps[8];
     const kvs_u32 member = threadIdx.x % p.team;
     const kvs_u64 group = (kvs_u64)blockIdx.x * (256 / p.team) + threadIdx.x / p.team;

@@ -4,10 +4,13 @@
  * up), block 256.
  */
 #include "attend_params.h"
+#include "grid.cuh"
 #include "numeric.cuh"
 
 extern "C" __global__ void __launch_bounds__(256) rope(const kvs_rope_params p)
 {
+    kvs_let_next_begin();
+    kvs_wait_for_previous();
     const kvs_u32 n_pairs = p.n_rotary / 2, i = blockIdx.y * 256 + threadIdx.x, row = blockIdx.x;
     if (i >= p.n_heads * n_pairs) {
         return;

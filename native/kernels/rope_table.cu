@@ -7,6 +7,7 @@
  * native/backends/cpu/rope_table.c states them; rounded to float32 at the end.
  */
 #include "attend_params.h"
+#include "grid.cuh"
 #include "numeric.cuh"
 
 __device__ inline double series_sin(double r)
@@ -45,6 +46,8 @@ __device__ inline kvs_u32 pair_axis(const kvs_rope_table_params *p, kvs_u32 pair
 
 extern "C" __global__ void __launch_bounds__(64) rope_table(const kvs_rope_table_params p)
 {
+    kvs_let_next_begin();
+    kvs_wait_for_previous();
     const kvs_u32 pair = blockIdx.y * 64 + threadIdx.x, row = blockIdx.x;
     if (pair >= p.n_rotary / 2) {
         return;

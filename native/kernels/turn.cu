@@ -7,6 +7,7 @@
  * Order: that of norm.cu, rope.cu and hadamard.cu one after another.
  */
 #include "attend_params.h"
+#include "grid.cuh"
 #include "hadamard.cuh"
 #include "numeric.cuh"
 
@@ -73,6 +74,8 @@ static __device__ void store_head(const kvs_turn_params *p, const float *room, k
 extern "C" __global__ void __launch_bounds__(HEADS * 32) turn(const kvs_turn_params p)
 {
     __shared__ float rooms[HEADS][KVS_HEAD];
+    kvs_let_next_begin();
+    kvs_wait_for_previous();
     const kvs_u64 head = (kvs_u64)blockIdx.x * HEADS + threadIdx.x / 32;
     const kvs_u32 lane = threadIdx.x % 32;
     if (head >= (kvs_u64)p.n_rows * p.n_heads) {

@@ -324,13 +324,13 @@ int cuEventCreate(void **event, unsigned int flags)
 int cuModuleLoadData(void **module, const void *image) { BEGIN (void)image; *module = &n_calls; return 0; }
 int cuModuleGetFunction(void **function, void *module, const char *name) { BEGIN (void)module; (void)name; *function = &n_calls; return 0; }
 
-int cuLaunchKernel(void *function, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx, unsigned int by,
-                   unsigned int bz, unsigned int shared, void *stream, void **params, void **extra)
+int cuLaunchKernelEx(const unsigned int *config, void *function, void **params, void **extra)
 {
     BEGIN
     (void)function; (void)params; (void)extra;
-    enters(__func__, stream);
-    return gx == 0 || gy == 0 || gz == 0 || bx * by * bz == 0 || bx * by * bz > 1024 || shared > 101376 ? 1 : 0;
+    enters(__func__, *(void *const *)(const void *)(config + 8));
+    const unsigned int blocks = config[0] * config[1] * config[2], threads = config[3] * config[4] * config[5];
+    return blocks == 0 || threads == 0 || threads > 1024 || config[6] > 101376 ? 1 : 0;
 }
 
 /* For a process that fails one call after another: count from 0 again; calls counted since. */

@@ -132,8 +132,8 @@ def test_passes_run_without_a_failure(fake: Driver) -> None:
 
 @pytest.mark.parametrize("nth", [1, 40, 300])
 def test_a_failed_launch_loses_nothing(fake: Driver, nth: int) -> None:
-    first, last = fake.run(PASSES, FAKE_CUDA_FAIL=f"cuLaunchKernel {nth} 701").splitlines()
-    assert first.startswith("DeviceError") and "cuLaunchKernel: CUDA_ERROR_FAKE (701)" in first and "kernel " in first
+    first, last = fake.run(PASSES, FAKE_CUDA_FAIL=f"cuLaunchKernelEx {nth} 701").splitlines()
+    assert first.startswith("DeviceError") and "cuLaunchKernelEx: CUDA_ERROR_FAKE (701)" in first and "kernel " in first
     assert last == "whole"
 
 

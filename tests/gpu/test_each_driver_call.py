@@ -79,7 +79,7 @@ def test_each_of_what_is_had_once_may_be_missing(fake: Driver, call: str, error:
     assert int(n_errors) >= int(n_tried) - 2 > 0 and f"'{kind}'" in counts and has_numbers == "True"
 
 
-@pytest.mark.parametrize("call", ["cuMemcpyAsync", "cuEventRecord", "cuStreamQuery", "cuLaunchKernel",
+@pytest.mark.parametrize("call", ["cuMemcpyAsync", "cuEventRecord", "cuStreamQuery", "cuLaunchKernelEx",
                                   "cuModuleGetFunction", "cuEventQuery", "cuMemsetD8Async"])  # fmt: skip
 def test_a_call_that_fails_once_loses_nothing(fake: Driver, call: str) -> None:
     counts, has_numbers = fake.run(EACH, CALL=f"{call} 719 some").splitlines()

@@ -57,6 +57,32 @@ typedef struct cu_copy_2d {
     size_t height;
 } cu_copy_2d;
 
+#define CU_LAUNCH_PROGRAMMATIC 6u /* a kernel may begin while the one before it ends, and waits by itself */
+
+/* CUlaunchAttribute. */
+typedef struct cu_launch_attribute {
+    unsigned int id;
+    unsigned int padding;
+    union {
+        int is_on;
+        char room[64];
+    } value;
+} cu_launch_attribute;
+
+/* CUlaunchConfig. */
+typedef struct cu_launch {
+    unsigned int grid_x;
+    unsigned int grid_y;
+    unsigned int grid_z;
+    unsigned int block_x;
+    unsigned int block_y;
+    unsigned int block_z;
+    unsigned int shared_bytes;
+    cu_stream stream;
+    cu_launch_attribute *attributes;
+    unsigned int n_attributes;
+} cu_launch;
+
 /* One line for each function: result, name in this table, name in the library, arguments.
  * None of them waits for the card without an end: the host looks, and waits.c says how often and how long. */
 #define KVS_CUDA_FUNCTIONS(X)                                                                                          \
@@ -96,10 +122,8 @@ typedef struct cu_copy_2d {
     X(module_unload, "cuModuleUnload", (cu_module module))                                                             \
     X(module_function, "cuModuleGetFunction", (cu_function *function, cu_module module, const char *name))             \
     X(function_set, "cuFuncSetAttribute", (cu_function function, int attribute, int value))                            \
-    X(launch, "cuLaunchKernel",                                                                                        \
-      (cu_function function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z, unsigned int block_x,      \
-       unsigned int block_y, unsigned int block_z, unsigned int shared_bytes, cu_stream stream, void **params,         \
-       void **extra))
+    X(launch, "cuLaunchKernelEx",                                                                                      \
+      (const cu_launch *config, cu_function function, void **params, void **extra))
 
 typedef struct kvs_cuda_api {
     void *library; /* NULL: not open */

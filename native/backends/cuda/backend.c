@@ -12,6 +12,8 @@
 
 /* So many bytes are worth the threads and buffers of a load. */
 #define LARGE_WRITE ((uint64_t)16 << 20)
+/* From here on a kernel may begin while the one before it ends. */
+#define EARLY_ARCH 90u
 
 static struct kvs_cuda *enter(void *self)
 {
@@ -265,8 +267,18 @@ kvs_status kvs_cuda_launch(kvs_cuda_launcher *launcher, const kvs_cuda_key *key,
         return status;
     }
     void *arguments[] = {(void *)(uintptr_t)params};
-    const cu_result result = cuda->driver.api.launch(function, grid.x, grid.y, grid.z, block.x, block.y, block.z,
-                                                     shared_bytes, cuda->compute, arguments, NULL);
+    cu_launch_attribute early = {.id = CU_LAUNCH_PROGRAMMATIC, .value = {.is_on = 1}};
+    const cu_launch config = {.grid_x = grid.x,
+                              .grid_y = grid.y,
+                              .grid_z = grid.z,
+                              .block_x = block.x,
+                              .block_y = block.y,
+                              .block_z = block.z,
+                              .shared_bytes = shared_bytes,
+                              .stream = cuda->compute,
+                              .attributes = &early,
+                              .n_attributes = key->waits && launcher->arch >= EARLY_ARCH ? 1 : 0};
+    const cu_result result = cuda->driver.api.launch(&config, function, arguments, NULL);
     if (result == CU_SUCCESS) {
         return KVS_OK;
     }

@@ -43,6 +43,7 @@ static kvs_cuda_key record_key(const char *source, const char *kernel, const kvs
 {
     return (kvs_cuda_key){.source = source,
                           .kernel = kernel,
+                          .waits = true,
                           .n_macros = 4,
                           .macros = {{"KVS_TYPE_K", layer->type_k},
                                      {"KVS_TYPE_V", layer->type_v},

@@ -37,6 +37,7 @@ static kvs_status launch(kvs_cuda_launcher *launcher, const kvs_delta_layer *lay
 {
     const kvs_cuda_key key = {.source = "delta",
                               .kernel = "delta",
+                              .waits = true,
                               .n_macros = 2,
                               .macros = {{"KVS_DIM", (int32_t)layer->head_dim}, {"KVS_TAPS", (int32_t)layer->conv_width}}};
     const kvs_cuda_dim grid = {layer->n_value_heads, layer->head_dim / BLOCK_ROWS, 1};

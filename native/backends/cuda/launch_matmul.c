@@ -144,7 +144,7 @@ kvs_status kvs_cuda_launch_embed(kvs_cuda_launcher *launcher, const kvs_bound_op
                                      .n_table_rows = (uint32_t)table->n,
                                      .out_stride = op->out[0].cols,
                                      .n_rows = step->n_rows};
-    const kvs_cuda_key key = {.source = "embed", .kernel = "embed", .n_macros = 1, .macros = {{"KVS_T0", table->type}}};
+    const kvs_cuda_key key = {.source = "embed", .kernel = "embed", .waits = true, .n_macros = 1, .macros = {{"KVS_T0", table->type}}};
     const kvs_cuda_dim grid = {(uint32_t)kvs_div_up(table->k, EMBED_THREADS), step->n_rows, 1};
     return kvs_cuda_launch(launcher, &key, grid, (kvs_cuda_dim){EMBED_THREADS, 1, 1}, 0, &params, sizeof params);
 }

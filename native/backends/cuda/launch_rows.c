@@ -37,7 +37,7 @@ static kvs_status launch(kvs_cuda_launcher *launcher, const kvs_cuda_key *key, u
 static kvs_status run_norm(kvs_cuda_launcher *launcher, const kvs_bound_op *op, const kvs_operand *x, const struct kvs_step *step,
                            uint32_t group)
 {
-    const kvs_cuda_key key = {.source = "norm", .kernel = "rms_norm"};
+    const kvs_cuda_key key = {.source = "norm", .kernel = "rms_norm", .waits = true};
     const kvs_norm_params params = {.x = address_of(x, step),
                                     .out = address_of(&op->out[0], step),
                                     .weight = weight_address(op, 0),
@@ -71,6 +71,7 @@ static kvs_status run_hadamard(kvs_cuda_launcher *launcher, const kvs_operand *o
     }
     const kvs_cuda_key key = {.source = "hadamard",
                               .kernel = "hadamard",
+                              .waits = true,
                               .n_macros = 1,
                               .macros = {{"KVS_BLOCK", (int32_t)block}}};
     const uint64_t n_values = (uint64_t)kvs_operand_rows(out, step) * out->cols;
@@ -85,7 +86,7 @@ kvs_status kvs_cuda_launch_hadamard(kvs_cuda_launcher *launcher, const kvs_bound
 
 kvs_status kvs_cuda_launch_rope_table(kvs_cuda_launcher *launcher, const kvs_bound_op *op, const struct kvs_step *step)
 {
-    const kvs_cuda_key key = {.source = "rope_table", .kernel = "rope_table"};
+    const kvs_cuda_key key = {.source = "rope_table", .kernel = "rope_table", .waits = true};
     const kvs_rope_table_params params = {.table = address_of(&op->out[0], step),
                                           .positions = (uint64_t)(uintptr_t)step->positions,
                                           .divisors = weight_address(op, 0),
@@ -102,7 +103,7 @@ kvs_status kvs_cuda_launch_rope_table(kvs_cuda_launcher *launcher, const kvs_bou
 
 static kvs_status run_rope(kvs_cuda_launcher *launcher, const kvs_bound_op *op, const struct kvs_step *step)
 {
-    const kvs_cuda_key key = {.source = "rope", .kernel = "rope"};
+    const kvs_cuda_key key = {.source = "rope", .kernel = "rope", .waits = true};
     const kvs_rope_params params = {.values = address_of(&op->out[0], step),
                                     .table = address_of(&op->in[0], step),
                                     .n_rows = step->n_rows,
@@ -120,6 +121,7 @@ static kvs_status turn_heads(kvs_cuda_launcher *launcher, const kvs_bound_op *op
     const uint32_t head = op->u[0];
     const kvs_cuda_key key = {.source = "turn",
                               .kernel = "turn",
+                              .waits = true,
                               .n_macros = 2,
                               .macros = {{"KVS_HEAD", (int32_t)head}, {"KVS_BLOCK", (int32_t)op->u[3]}}};
     const kvs_turn_params params = {.values = address_of(&op->out[0], step),
@@ -162,7 +164,7 @@ static kvs_status launch_values(kvs_cuda_launcher *launcher, const kvs_cuda_key 
 
 kvs_status kvs_cuda_launch_glu(kvs_cuda_launcher *launcher, const kvs_bound_op *op, const struct kvs_step *step)
 {
-    const kvs_cuda_key key = {.source = "glu", .kernel = "glu"};
+    const kvs_cuda_key key = {.source = "glu", .kernel = "glu", .waits = true};
     const kvs_glu_params params = {.gate = address_of(&op->in[0], step),
                                    .up = address_of(&op->in[1], step),
                                    .is_sigmoid = op->u[0] == 1,
@@ -172,13 +174,13 @@ kvs_status kvs_cuda_launch_glu(kvs_cuda_launcher *launcher, const kvs_bound_op *
 
 kvs_status kvs_cuda_launch_add(kvs_cuda_launcher *launcher, const kvs_bound_op *op, const struct kvs_step *step)
 {
-    const kvs_cuda_key key = {.source = "add", .kernel = "add"};
+    const kvs_cuda_key key = {.source = "add", .kernel = "add", .waits = true};
     return launch_values(launcher, &key, op, step, (kvs_glu_params){.up = address_of(&op->in[0], step)});
 }
 
 kvs_status kvs_cuda_launch_gather(kvs_cuda_launcher *launcher, const kvs_bound_op *op, const struct kvs_step *step)
 {
-    const kvs_cuda_key key = {.source = "gather", .kernel = "gather"};
+    const kvs_cuda_key key = {.source = "gather", .kernel = "gather", .waits = true};
     const kvs_gather_params params = {.in = address_of(&op->in[0], step),
                                       .out = address_of(&op->out[0], step),
                                       .rows = (uint64_t)(uintptr_t)step->out_rows,

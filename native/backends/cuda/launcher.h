@@ -29,6 +29,7 @@ typedef struct kvs_cuda_macro {
 typedef struct kvs_cuda_key {
     const char *source; /* at most 31 letters */
     const char *kernel;
+    bool waits; /* the kernel waits by itself for those before it (kernels/grid.cuh), so that it may begin while they end */
     uint32_t n_macros;
     kvs_cuda_macro macros[KVS_CUDA_MAX_MACROS];
 } kvs_cuda_key;

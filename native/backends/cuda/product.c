@@ -72,7 +72,7 @@ bool kvs_cuda_reserve(uint64_t *end, uint64_t n, uint64_t item_bytes, uint64_t *
 
 kvs_status kvs_cuda_quantize(kvs_cuda_launcher *launcher, const kvs_act_params *params)
 {
-    static const kvs_cuda_key key = {.source = "act_quantize", .kernel = "act_quantize"};
+    static const kvs_cuda_key key = {.source = "act_quantize", .kernel = "act_quantize", .waits = true};
     const uint64_t n_values = (uint64_t)params->n_groups * KVS_FORM_GROUP_VALUES;
     const kvs_cuda_dim grid = {params->n_slots, (uint32_t)kvs_div_up(n_values, QUANTIZE_THREADS), 1};
     return kvs_cuda_launch(launcher, &key, grid, (kvs_cuda_dim){QUANTIZE_THREADS, 1, 1}, 0, params, sizeof *params);
@@ -80,7 +80,7 @@ kvs_status kvs_cuda_quantize(kvs_cuda_launcher *launcher, const kvs_act_params *
 
 kvs_status kvs_cuda_make_atoms(kvs_cuda_launcher *launcher, const kvs_act_params *params)
 {
-    static const kvs_cuda_key key = {.source = "act_tile", .kernel = "act_tile"};
+    static const kvs_cuda_key key = {.source = "act_tile", .kernel = "act_tile", .waits = true};
     return kvs_cuda_launch(launcher, &key, (kvs_cuda_dim){params->n_slots, 1, 1}, (kvs_cuda_dim){QUANTIZE_THREADS, 1, 1}, 0,
                            params, sizeof *params);
 }
@@ -272,6 +272,7 @@ static kvs_status run_narrow(kvs_cuda_launcher *launcher, quantized *q)
     const narrow_shape shape = choose_shape(launcher, q);
     const kvs_cuda_key key = {.source = "matmul",
                               .kernel = "matmul",
+                              .waits = true,
                               .n_macros = 8,
                               .macros = {q->types[0],
                                          q->types[1],
@@ -378,7 +379,7 @@ static kvs_status run_tiles(kvs_cuda_launcher *launcher, quantized *q)
 
 static kvs_status fold_slices(kvs_cuda_launcher *launcher, const quantized *q)
 {
-    static const kvs_cuda_key key = {.source = "matmul_fold", .kernel = "matmul_fold"};
+    static const kvs_cuda_key key = {.source = "matmul_fold", .kernel = "matmul_fold", .waits = true};
     uint64_t n_columns = 0;
     for (uint32_t i = 0; i < (q->is_swiglu ? 1 : q->params.n_parts); i++) {
         n_columns += (uint64_t)q->params.part[i].n_panels * KVS_FORM_ROWS;
@@ -427,6 +428,7 @@ static kvs_status run_float(kvs_cuda_launcher *launcher, const kvs_cuda_product 
     }
     const kvs_cuda_key key = {.source = "matmul_float",
                               .kernel = "matmul_float",
+                              .waits = true,
                               .n_macros = 1,
                               .macros = {{"KVS_T0", type}}};
     const kvs_cuda_dim grid = {n_blocks, (uint32_t)kvs_div_up(product->n_rows, KVS_ACT_TILE), 1};
@@ -469,7 +471,7 @@ kvs_status kvs_cuda_product_run(kvs_cuda_launcher *launcher, const kvs_cuda_prod
     if (status != KVS_OK) {
         return status;
     }
-    static const kvs_cuda_key key = {.source = "glu", .kernel = "glu"};
+    static const kvs_cuda_key key = {.source = "glu", .kernel = "glu", .waits = true};
     const kvs_glu_params params = {.gate = gate->out,
                                    .up = product->up,
                                    .out = gate->out,
