@@ -20,7 +20,7 @@ typedef struct kvs_fence kvs_fence;
 typedef enum kvs_backend_kind {
     KVS_BACKEND_CPU = 0,
     KVS_BACKEND_TRACE = 1, /* computes nothing and checks the order of everything; see trace.h */
-    KVS_BACKEND_CUDA = 2   /* a card of sm_75 or later, through the driver's library; takes none of the flags but POISON_RELEASED */
+    KVS_BACKEND_CUDA = 2   /* a card of sm_75 or later, through the driver's library; takes POISON_RELEASED and NO_EARLY of the flags */
 } kvs_backend_kind;
 
 typedef enum kvs_device_flag {
@@ -32,7 +32,9 @@ typedef enum kvs_device_flag {
     /* Host history has no access rights except while a copy runs. */
     KVS_DEVICE_STRICT_HISTORY = 4,
     /* Plain reference operations instead of vectorised ones. Same bits, slower. */
-    KVS_DEVICE_REFERENCE_OPS = 8
+    KVS_DEVICE_REFERENCE_OPS = 8,
+    /* No kernel of a card begins before the one before it has ended. Same bits, slower. */
+    KVS_DEVICE_NO_EARLY = 16
 } kvs_device_flag;
 
 typedef struct kvs_device_desc {

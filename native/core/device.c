@@ -41,8 +41,10 @@ struct kvs_device {
     _Atomic uint64_t failed_copies;
 };
 
+/* What a card alone knows. */
+static const uint32_t card_flags = KVS_DEVICE_NO_EARLY;
 static const uint32_t known_flags = KVS_DEVICE_DEFERRED | KVS_DEVICE_POISON_RELEASED |
-                                    KVS_DEVICE_STRICT_HISTORY | KVS_DEVICE_REFERENCE_OPS;
+                                    KVS_DEVICE_STRICT_HISTORY | KVS_DEVICE_REFERENCE_OPS | KVS_DEVICE_NO_EARLY;
 
 static uint64_t load(const _Atomic uint64_t *counter)
 {
@@ -121,7 +123,7 @@ static kvs_status create_backend(kvs_device *device, const kvs_device_desc *desc
 kvs_status kvs_device_create(const kvs_device_desc *desc, kvs_device **device)
 {
     if (device == NULL || !KVS_STRUCT_OK(desc) || (desc->flags & ~known_flags) != 0 ||
-        desc->isa > KVS_ISA_AVX512) {
+        desc->isa > KVS_ISA_AVX512 || (desc->backend != KVS_BACKEND_CUDA && (desc->flags & card_flags) != 0)) {
         return KVS_EINVAL;
     }
     if (desc->failure != NULL && desc->failure_bytes != 0) {

@@ -1,8 +1,8 @@
 """A CUDA card as a device, and the kernels that its tapes need.
 
 Source: ``include/kvstream/device.h``, ``kernel.h``.
-Holds: ``CudaDevice``, ``CudaPlanner``, ``KernelKey``, ``kernel_sources``, ``kernel_options``, ``kernels_digest``,
-``open_device``.
+Holds: ``CudaDevice``, ``CudaPlanner``, ``KernelKey``, ``card_flags``, ``kernel_sources``, ``kernel_options``,
+``kernels_digest``, ``open_device``.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from pykvstream.errors import InvalidArgument, Unsupported
 
 CPU = "cpu"
 CUDA = "cuda"
+CARD_SWITCHES = {"early": DeviceFlag.NO_EARLY}
+"""Settings behind a card's name that are ``on`` or ``off``, and what switches each off. No bit depends on them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,17 +153,36 @@ def kernels_digest() -> bytes:
     return bytes(ffi.buffer(digest))
 
 
+def card_flags(settings: str) -> DeviceFlag:
+    """The flags of settings as they stand behind a card's name: ``early=off``. Raises ``InvalidArgument``."""
+    flags = DeviceFlag.NONE
+    seen: set[str] = set()
+    for setting in settings.split(","):
+        name, _, value = setting.partition("=")
+        if name not in CARD_SWITCHES or value not in ("on", "off") or name in seen:
+            known = ", ".join(f"{each}=on|off" for each in CARD_SWITCHES)
+            raise InvalidArgument(f"setting {setting!r} of a card: supported, each once: {known}")
+        seen.add(name)
+        flags |= CARD_SWITCHES[name] if value == "off" else DeviceFlag.NONE
+    return flags
+
+
 def open_device(name: str, n_threads: int = 0, wait_limit_s: float | None = None) -> Device:
     """A device by name: ``cpu``, ``cuda`` (the first card) or ``cuda:N``. ``wait_limit_s``: of a card.
 
     Raises ``Unsupported`` for another one.
+
+    Behind a card's name settings may follow (``cuda:0,early=off``), which change its speed and no bit; they are for
+    measurements and for finding faults. Raises ``InvalidArgument`` for one that is not known.
     """
     if name == CPU:
         if wait_limit_s is not None:
             raise InvalidArgument("the limit of a wait is for cards; the CPU has none")
         return Device(n_threads)
-    kind, _, number = name.partition(":") if isinstance(name, str) else ("", "", "")
-    is_card = kind == CUDA and (name == CUDA or (number.isascii() and number.isdigit()))
+    place, comma, settings = name.partition(",") if isinstance(name, str) else ("", "", "")
+    kind, _, number = place.partition(":")
+    is_card = kind == CUDA and (place == CUDA or (number.isascii() and number.isdigit()))
     if not is_card:
         raise Unsupported(f"device {name!r} is not supported; supported: {CPU}, {CUDA}, {CUDA}:N")
-    return CudaDevice(int(number or 0), wait_limit_s=wait_limit_s)
+    flags = card_flags(settings) if comma else DeviceFlag.NONE
+    return CudaDevice(int(number or 0), flags=flags, wait_limit_s=wait_limit_s)

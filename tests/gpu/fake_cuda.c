@@ -1,5 +1,6 @@
 /* fake_cuda.c: a libcuda without a card: memory is the host's, copies are made at once, kernels do nothing. FAKE_CUDA_FAIL names a
  * function and which of its calls fails, with which number: "cuMemAlloc_v2 3 2". FAKE_CUDA_ARCH is the card's, 90 by default.
+ * FAKE_CUDA_COUNT names a file that receives, when the process ends, how many kernels were launched, and how many of them early.
  *
  * FAKE_CUDA_STALL names a function and which of its calls never ends on its stream: "cuLaunchKernel 40". What follows in the stream
  * waits, other streams that wait for its events do too, and copies are made only when fake_cuda_resume is called. Until then a call
@@ -29,6 +30,17 @@ struct copy_2d {
 };
 
 static int n_calls;
+static int n_kernels, n_early;
+
+__attribute__((destructor)) static void tell(void)
+{
+    const char *path = getenv("FAKE_CUDA_COUNT");
+    FILE *file = path == NULL ? NULL : fopen(path, "w");
+    if (file != NULL) {
+        fprintf(file, "%d %d\n", n_kernels, n_early);
+        fclose(file);
+    }
+}
 
 static int fails(const char *name)
 {
@@ -324,13 +336,25 @@ int cuEventCreate(void **event, unsigned int flags)
 int cuModuleLoadData(void **module, const void *image) { BEGIN (void)image; *module = &n_calls; return 0; }
 int cuModuleGetFunction(void **function, void *module, const char *name) { BEGIN (void)module; (void)name; *function = &n_calls; return 0; }
 
-int cuLaunchKernelEx(const unsigned int *config, void *function, void **params, void **extra)
+struct launch {
+    unsigned int grid[3], block[3], shared;
+    void *stream;
+    const unsigned int *attributes;
+    unsigned int n_attributes;
+};
+
+/* The one attribute that is used is number 6, which is on. */
+int cuLaunchKernelEx(const struct launch *config, void *function, void **params, void **extra)
 {
     BEGIN
     (void)function; (void)params; (void)extra;
-    enters(__func__, *(void *const *)(const void *)(config + 8));
-    const unsigned int blocks = config[0] * config[1] * config[2], threads = config[3] * config[4] * config[5];
-    return blocks == 0 || threads == 0 || threads > 1024 || config[6] > 101376 ? 1 : 0;
+    enters(__func__, config->stream);
+    const unsigned int blocks = config->grid[0] * config->grid[1] * config->grid[2];
+    const unsigned int threads = config->block[0] * config->block[1] * config->block[2];
+    const int is_early = config->n_attributes == 1 && config->attributes[0] == 6 && config->attributes[2] == 1;
+    n_kernels++;
+    n_early += is_early;
+    return blocks == 0 || threads == 0 || threads > 1024 || config->shared > 101376 || (config->n_attributes != 0 && !is_early);
 }
 
 /* For a process that fails one call after another: count from 0 again; calls counted since. */

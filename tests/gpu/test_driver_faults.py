@@ -178,3 +178,20 @@ for _ in range(2):
     assert all(" for sm_90" in line for line in lines[:n_kernels])
     assert lines[n_kernels].startswith(f"{n_kernels} kernels: 0 were at hand, {n_kernels} compiled")
     assert lines[-1].startswith(f"{n_kernels} kernels: {n_kernels} were at hand, 0 compiled")
+
+
+@pytest.mark.parametrize(("device", "arch", "is_early"), [
+    ("cuda", "90", True), ("cuda:0,early=on", "90", True), ("cuda,early=off", "90", False), ("cuda", "89", False),
+])  # fmt: skip
+def test_kernels_begin_early_where_a_card_can_and_nobody_forbids_it(
+    fake: Driver, tmp_path: Path, device: str, arch: str, is_early: bool
+) -> None:
+    code = MODEL + f"""
+with Model.open(path, device={device!r}, ctx_size=600) as model, model.session() as session:
+    session.forward([1] * 300)
+    for _ in range(4):
+        session.forward([3], phase=Phase.DECODE)
+"""
+    fake.run(code, FAKE_CUDA_COUNT=str(tmp_path / "count"), FAKE_CUDA_ARCH=arch)
+    n_kernels, n_early = map(int, (tmp_path / "count").read_text(encoding="ascii").split())
+    assert n_kernels > 200 and (n_early > n_kernels * 0.9 if is_early else n_early == 0)

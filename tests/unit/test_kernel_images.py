@@ -8,8 +8,9 @@ import pytest
 
 pytest.importorskip("pykvstream._ffi._native")
 
-from pykvstream.core.cuda import KernelKey, kernel_sources, open_device
-from pykvstream.errors import Unsupported
+from pykvstream.core.cuda import KernelKey, card_flags, kernel_sources, open_device
+from pykvstream.core.device import DeviceFlag
+from pykvstream.errors import InvalidArgument, Unsupported
 from pykvstream.kernels import ImageCache
 from pykvstream.kernels.cache import digest_of
 
@@ -66,3 +67,13 @@ def test_the_library_holds_sources_without_includes() -> None:
 def test_a_name_that_is_no_device_is_refused(name: str) -> None:
     with pytest.raises(Unsupported, match="supported: cpu, cuda, cuda:N"):
         open_device(name)
+
+
+@pytest.mark.parametrize("settings", ["", "early", "early=", "early=no", "early=off,early=on", "speed=on"])
+def test_a_setting_of_a_card_that_is_not_known_is_refused(settings: str) -> None:
+    with pytest.raises(InvalidArgument, match="supported, each once: early="):
+        open_device(f"cuda:0,{settings}")
+
+
+def test_settings_of_a_card_are_flags() -> None:
+    assert card_flags("early=on") == DeviceFlag.NONE and card_flags("early=off") == DeviceFlag.NO_EARLY

@@ -14,6 +14,7 @@
 #define LARGE_WRITE ((uint64_t)16 << 20)
 /* From here on a kernel may begin while the one before it ends. */
 #define EARLY_ARCH 90u
+#define CARD_FLAGS ((uint32_t)(KVS_DEVICE_POISON_RELEASED | KVS_DEVICE_NO_EARLY))
 
 static struct kvs_cuda *enter(void *self)
 {
@@ -277,7 +278,7 @@ kvs_status kvs_cuda_launch(kvs_cuda_launcher *launcher, const kvs_cuda_key *key,
                               .shared_bytes = shared_bytes,
                               .stream = cuda->compute,
                               .attributes = &early,
-                              .n_attributes = key->waits && launcher->arch >= EARLY_ARCH ? 1 : 0};
+                              .n_attributes = key->waits && cuda->is_early ? 1 : 0};
     const cu_result result = cuda->driver.api.launch(&config, function, arguments, NULL);
     if (result == CU_SUCCESS) {
         return KVS_OK;
@@ -417,7 +418,7 @@ kvs_status kvs_cuda_backend_create(kvs_device *device, const kvs_device_desc *de
     if (desc->arch != 0) {
         return kvs_cuda_planner_create(device, desc, table, self);
     }
-    if ((desc->flags & ~(uint32_t)KVS_DEVICE_POISON_RELEASED) != 0 || desc->isa != KVS_ISA_BEST) {
+    if ((desc->flags & ~CARD_FLAGS) != 0 || desc->isa != KVS_ISA_BEST) {
         return kvs_fail(device, KVS_EUNSUPPORTED,
                         "a CUDA device has no deferred copies, strict history, reference operations or instruction sets");
     }
@@ -431,6 +432,7 @@ kvs_status kvs_cuda_backend_create(kvs_device *device, const kvs_device_desc *de
         free(cuda);
         return status;
     }
+    cuda->is_early = cuda->driver.arch >= EARLY_ARCH && (desc->flags & KVS_DEVICE_NO_EARLY) == 0;
     cuda->launcher = (kvs_cuda_launcher){.device = device,
                                          .arch = cuda->driver.arch,
                                          .n_sm = cuda->driver.n_sm,

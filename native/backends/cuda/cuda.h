@@ -21,6 +21,7 @@ struct kvs_cuda {
     kvs_cuda_kernels *kernels;
     kvs_cuda_steps *steps;
     kvs_cuda_launcher launcher;
+    bool is_early; /* kernels that wait by themselves begin while those before them end */
 };
 
 #endif
