@@ -14,6 +14,7 @@ struct kvs_binding {
     kvs_lease *workspace;
     kvs_pager *pager; /* borrowed; NULL for a tape without attention */
     uint64_t epoch;
+    uint64_t id; /* for backends; 0: passes of a prompt */
     kvs_bound_op *ops;
     kvs_rows_shape *outputs;
     kvs_rows_shape *inputs; /* behind the outputs */
@@ -52,6 +53,18 @@ static void bind_shapes(kvs_binding *binding)
             shapes[tensor->output_slot] = (kvs_rows_shape){.cols = tensor->cols, .rows = tensor->rows};
         }
     }
+}
+
+/* Passes of a prompt are wide, few, and each cut otherwise. */
+static bool is_prompt(const kvs_tape *tape, const kvs_bound_op *ops)
+{
+    for (uint32_t i = 0; i < tape->n_ops; i++) {
+        const bool is_chunked = ops[i].code == KVS_OP_DELTA && ops[i].u[0] == KVS_DELTA_CHUNKED;
+        if (is_chunked || (ops[i].flags & KVS_OP_PROMPT) != 0) {
+            return true;
+        }
+    }
+    return false;
 }
 
 static kvs_status check_bind(kvs_tape *tape, kvs_arena *arena, kvs_lease *workspace, kvs_pager *pager)
@@ -122,6 +135,7 @@ kvs_status kvs_tape_bind(kvs_tape *tape, kvs_arena *arena, kvs_lease *workspace,
                           .inputs = outputs + tape->n_outputs};
     bind_shapes(made);
     bind_ops(made, kvs_lease_address(workspace));
+    made->id = is_prompt(tape, ops) ? 0 : kvs_device_next_id(tape->device);
     *binding = made;
     return KVS_OK;
 }
@@ -132,6 +146,10 @@ void kvs_binding_release(kvs_binding *binding)
         return;
     }
     kvs_device *device = binding->device;
+    struct kvs_device_view backend = kvs_device_backend(device);
+    if (backend.backend->binding_forget != NULL && binding->id != 0) {
+        backend.backend->binding_forget(backend.self, binding->id);
+    }
     kvs_array_free(binding->ops);
     kvs_array_free(binding->outputs);
     kvs_lease_release(binding->workspace);
@@ -286,7 +304,7 @@ kvs_status kvs_binding_run(kvs_binding *binding, const kvs_pass_desc *pass)
     if (status != KVS_OK) {
         return status;
     }
-    kvs_pass_view view = {.n_rows = pass->n_rows};
+    kvs_pass_view view = {.n_rows = pass->n_rows, .is_resident = true};
     if (binding->pager != NULL) {
         status = kvs_pager_view_pass(binding->pager, &view);
     }
@@ -307,6 +325,9 @@ kvs_status kvs_binding_run(kvs_binding *binding, const kvs_pass_desc *pass)
                             .positions = pass->positions,
                             .n_axes = pass->n_axes == 0 ? 1 : pass->n_axes,
                             .deltas = deltas,
+                            .n_deltas = binding->tape->n_deltas,
+                            .is_resident = view.is_resident,
+                            .binding = binding->id,
                             .out_rows = pass->out_rows,
                             .outputs = pass->outputs,
                             .inputs = pass->inputs,

@@ -14,6 +14,7 @@ typedef struct kvs_pass_view {
     uint64_t cache_id;
     uint64_t n_rewrites;
     uint64_t active_pages;              /* per layer */
+    bool is_resident;                   /* no page comes through the ring */
     const uint64_t *const *page_tables; /* [layer][active_pages]; entries are valid between acquire and release */
 } kvs_pass_view;
 

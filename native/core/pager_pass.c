@@ -257,6 +257,7 @@ kvs_status kvs_pager_view_pass(kvs_pager *pager, kvs_pass_view *view)
                             .cache_id = kvs_cache_identity(pager->cache),
                             .n_rewrites = kvs_seq_rewrites(pager->current),
                             .active_pages = pager->active_pages,
+                            .is_resident = pager->pass_end_demand == 0,
                             .page_tables = pager->tables};
     return KVS_OK;
 }

@@ -105,6 +105,9 @@ struct kvs_step {
     uint64_t first_token;               /* committed tokens before the pass: row r is token first_token + r */
     const uint64_t *const *page_tables; /* [layer][absolute page] device addresses */
     const kvs_delta_view *deltas;       /* [recurrent layer] */
+    uint32_t n_deltas;
+    bool is_resident;                   /* no page comes through a ring */
+    uint64_t binding;                   /* whose operations these are, never the same for two; 0: a prompt's, whose passes differ */
 };
 
 static inline float *kvs_operand_data(const kvs_operand *operand, const struct kvs_step *step)

@@ -262,13 +262,17 @@ __device__ inline void attend_page(const kvs_attend_params *p, const tile_view *
     fold_page(tile, sums, s, so_far);
 }
 
-extern "C" __global__ void __launch_bounds__(N_THREADS, 2) attend_leaf(const kvs_attend_params p)
+extern "C" __global__ void __launch_bounds__(N_THREADS, 2) attend_leaf(const kvs_attend_params given)
 {
     kvs_let_next_begin();
     kvs_wait_for_previous();
+    const kvs_attend_params p = params_of_pass(given);
     __shared__ shared_state s;
     const tile_view tile = tile_of(&p, TILE);
     const page_run pages = pages_of_slot(&p, blockIdx.z);
+    if (pages.begin == pages.end) {
+        return;
+    }
     running mine = {0.0f, 0.0f};
     running_sums so_far = {};
     if (pages.is_continued) {

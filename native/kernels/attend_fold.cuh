@@ -55,10 +55,14 @@ __device__ inline void fold_slot(const kvs_attend_params *p, kvs_u32 next, const
     }
 }
 
-extern "C" __global__ void __launch_bounds__(KVS_DIM_V) attend_fold(const kvs_attend_params p)
+extern "C" __global__ void __launch_bounds__(KVS_DIM_V) attend_fold(const kvs_attend_params given)
 {
     kvs_let_next_begin();
     kvs_wait_for_previous();
+    const kvs_attend_params p = params_of_pass(given);
+    if (p.page_begin >= p.page_end) {
+        return;
+    }
     const kvs_u64 n_queries = (kvs_u64)p.n_query_heads * p.n_rows, query = blockIdx.x;
     float *group_part = (float *)p.groups + query * PART_FLOATS, *result_part = (float *)p.results + query * PART_FLOATS;
     folding group = {{0.0f, 0.0f}, 0.0f}, result = {{0.0f, 0.0f}, 0.0f};

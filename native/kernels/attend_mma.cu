@@ -564,13 +564,17 @@ __device__ inline void attend_page(const kvs_attend_params *p, const tile_view *
 }
 
 /* Many queries take the registers of a whole multiprocessor. */
-extern "C" __global__ void __launch_bounds__(N_THREADS, KVS_BLOCKS) attend_leaf(const kvs_attend_params p)
+extern "C" __global__ void __launch_bounds__(N_THREADS, KVS_BLOCKS) attend_leaf(const kvs_attend_params given)
 {
     kvs_let_next_begin();
     kvs_wait_for_previous();
+    const kvs_attend_params p = params_of_pass(given);
     __shared__ shared_state<KVS_TILES> s;
     const tile_view tile = tile_of(&p, 8 * KVS_TILES);
     const page_run pages = pages_of_slot(&p, blockIdx.z);
+    if (pages.begin == pages.end) {
+        return;
+    }
     running mine = {0.0f, 0.0f};
     float so_far[2][KVS_TILES][4] = {};
     if (pages.is_continued) {

@@ -18,7 +18,8 @@ typedef struct kvs_attend_params {
     unsigned long long slots;      /* [slot][query] parts: of one page each, or of one group each */
     unsigned long long groups;     /* [query] parts: the group that has begun */
     unsigned long long results;    /* [query] parts: all groups before it */
-    unsigned long long first_token; /* row r sees tokens 0 .. first_token + r */
+    unsigned long long first_token; /* row r sees tokens 0 .. first_token + r; where `step` is 0 */
+    unsigned long long step;        /* kvs_step_words, or 0. With it page_end is an upper bound, and is_last is found out */
     unsigned int q_stride;
     unsigned int out_stride;
     unsigned int n_rows;
@@ -38,7 +39,8 @@ typedef struct kvs_kv_write_params {
     unsigned long long k;
     unsigned long long v;
     unsigned long long page_table;
-    unsigned long long first_token; /* of row 0 */
+    unsigned long long first_token; /* of row 0; where `step` is 0 */
+    unsigned long long step;        /* kvs_step_words, or 0 */
     unsigned int k_stride;
     unsigned int v_stride;
     unsigned int n_rows;
@@ -58,7 +60,8 @@ typedef struct kvs_rope_table_params {
     unsigned long long table;       /* [n_rows][n_rotary / 2][2] */
     unsigned long long positions;   /* [n_axes][n_rows] u32, or 0: row r is at first_token + r */
     unsigned long long divisors;    /* [n_rotary / 2] float32, or 0 */
-    unsigned long long first_token;
+    unsigned long long first_token; /* where `step` is 0 */
+    unsigned long long step;        /* kvs_step_words, or 0 */
     double base;
     double factor;                  /* of the positions */
     unsigned int n_rows;

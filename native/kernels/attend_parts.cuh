@@ -8,6 +8,7 @@
 #include "attend_params.h"
 #include "grid.cuh"
 #include "kv_types.cuh"
+#include "step_words.h"
 
 #define N_THREADS 256u
 #define N_WARPS (N_THREADS / 32u)
@@ -60,6 +61,18 @@ __device__ inline float fold_value(const fold_factors *factors, float into, floa
     return factors->kind == FOLD_NOTHING ? into
            : factors->kind == FOLD_COPY  ? part
                                          : fmaf(part, factors->add, into * factors->keep);
+}
+
+/* The arguments, and what a launch of a recorded pass finds out for itself. Behind the wait for earlier kernels. */
+__device__ inline kvs_attend_params params_of_pass(kvs_attend_params p)
+{
+    if (p.step != 0) {
+        p.first_token = ((const kvs_step_words *)p.step)->first_token;
+        const kvs_u32 n_pages = (kvs_u32)((p.first_token + p.n_rows - 1) / KVS_PAGE_TOKENS) + 1;
+        p.is_last = p.page_begin < n_pages && n_pages <= p.page_end;
+        p.page_end = p.page_end < n_pages ? p.page_end : n_pages;
+    }
+    return p;
 }
 
 /* Queries of a block. */
@@ -120,7 +133,7 @@ __device__ inline void prefetch_bytes(const kvs_u8 *begin, kvs_u32 n_bytes)
 #endif
 }
 
-/* Pages of the block's slot. */
+/* Pages of the block's slot; none of a recorded launch behind the last page. */
 struct page_run {
     kvs_u32 begin;
     kvs_u32 end;
@@ -136,6 +149,7 @@ __device__ inline page_run pages_of_slot(const kvs_attend_params *p, kvs_u32 slo
         run.end = first + KVS_CUDA_GROUP_PAGES < p->page_end ? first + KVS_CUDA_GROUP_PAGES : p->page_end;
         run.is_continued = run.begin != first;
     }
+    run.end = run.begin < p->page_end ? run.end : run.begin;
     return run;
 }
 

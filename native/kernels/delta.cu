@@ -10,6 +10,7 @@
  * Twin: native/backends/cpu/delta.c, delta_reference.c.
  */
 #include "grid.cuh"
+#include "step_words.h"
 #include "weight_math.cuh"
 #include "weight_params.h"
 
@@ -261,10 +262,27 @@ static __device__ void leave_behind(const params_t &p, unsigned int end)
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) delta(const kvs_delta_params p)
+/* What a launch of a recorded pass finds in the picture of its pass. */
+static __device__ __forceinline__ params_t params_of_pass(params_t p)
+{
+    if (p.step != 0) {
+        const kvs_step_delta *of = (const kvs_step_delta *)p.step;
+        p.matrix_in = of->matrix_in;
+        p.conv_in = of->conv_in;
+        p.log_in = of->log_in;
+        p.matrix_out = of->matrix_out;
+        p.conv_out = of->conv_out;
+        p.log_out = of->log_out;
+        p.n_pending = of->n_pending;
+    }
+    return p;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) delta(const kvs_delta_params given)
 {
     kvs_let_next_begin();
     kvs_wait_for_previous();
+    const params_t p = params_of_pass(given);
     __shared__ stretch_t stretch;
     const unsigned int n_total = p.n_pending + p.n_rows;
     const unsigned int n_fold = p.is_logged ? p.n_pending : n_total;

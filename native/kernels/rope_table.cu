@@ -9,6 +9,7 @@
 #include "attend_params.h"
 #include "grid.cuh"
 #include "numeric.cuh"
+#include "step_words.h"
 
 __device__ inline double series_sin(double r)
 {
@@ -54,8 +55,9 @@ extern "C" __global__ void __launch_bounds__(64) rope_table(const kvs_rope_table
     }
     const kvs_u32 *positions = (const kvs_u32 *)p.positions;
     const float *divisors = (const float *)p.divisors;
+    const kvs_u64 first_token = p.step == 0 ? p.first_token : ((const kvs_step_words *)p.step)->first_token;
     const kvs_u64 position =
-        positions == nullptr ? p.first_token + row : positions[(kvs_u64)pair_axis(&p, pair) * p.n_rows + row];
+        positions == nullptr ? first_token + row : positions[(kvs_u64)pair_axis(&p, pair) * p.n_rows + row];
     const double divisor = divisors == nullptr ? 1.0 : (double)divisors[pair];
     const double angle = (double)position * (pow(p.base, -2.0 * pair / p.n_rotary) / divisor * p.factor);
     const double shifted = angle * 0.63661977236758134308 + 6755399441055744.0;

@@ -112,6 +112,7 @@ typedef struct kvs_experts_params {
 
 /* delta.cu: one recurrent layer, as kvs_delta_view in core/step.h. */
 typedef struct kvs_delta_params {
+    unsigned long long step;       /* kvs_step_delta, or 0. With it the addresses of the state and n_pending are there */
     unsigned long long conv;       /* [C][taps] */
     unsigned long long dt_bias;    /* [H] */
     unsigned long long decay;      /* [H] */

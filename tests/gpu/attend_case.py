@@ -177,6 +177,15 @@ def make_case(engine: Engine, layer: Layer, n_tokens: int, n_rows: int, family: 
     return Case(engine, layer, q, k, v, table, float(np.float32(1 / np.sqrt(layer.dim_k))), family)
 
 
+STEP = Parameters("step_words.h")
+
+
+def step_words(engine: Engine, first_token: int) -> int:
+    """Where a recorded pass finds its words."""
+    words = STEP.make("kvs_step_words", first_token=first_token)
+    return engine.upload(np.frombuffer(bytes(words), np.uint8))
+
+
 def poison(engine: Engine, n_floats: int) -> int:
     return engine.upload(np.full(n_floats, 0xFFFFFFFF, np.uint32))
 
@@ -216,7 +225,8 @@ class Launches:
         return self.case.engine.download(self.out, (self.case.n_rows, layer.n_heads, layer.dim_v), np.float32)
 
 
-def launches(case: Case, runs: Iterable[Run]) -> Launches:
+def launches(case: Case, runs: Iterable[Run], *, is_recorded: bool = False) -> Launches:
+    """Recorded ones may go over more pages than there are, and are told nothing of what changes from pass to pass."""
     engine, layer = case.engine, case.layer
     runs = list(runs)
     n_queries = case.n_rows * layer.n_heads
@@ -229,7 +239,8 @@ def launches(case: Case, runs: Iterable[Run]) -> Launches:
         "slots": poison(engine, part * max(run.n_slots for run in runs)),
         "groups": poison(engine, part),
         "results": poison(engine, part),
-        "first_token": case.n_tokens - case.n_rows,
+        "first_token": 1 << 40 if is_recorded else case.n_tokens - case.n_rows,
+        "step": step_words(engine, case.n_tokens - case.n_rows) if is_recorded else 0,
         "q_stride": layer.n_heads * layer.dim_k,
         "out_stride": layer.n_heads * layer.dim_v,
         "n_rows": case.n_rows,
@@ -246,7 +257,7 @@ def launches(case: Case, runs: Iterable[Run]) -> Launches:
             page_end=run.end,
             is_grouped=run.is_grouped,
             is_first=run.begin == 0,
-            is_last=run.end == case.n_pages,
+            is_last=not is_recorded and run.end == case.n_pages,
             **fixed,
         )
         steps.append((params, (n_tiles, layer.n_kv_heads, run.n_slots)))

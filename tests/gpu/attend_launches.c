@@ -21,6 +21,7 @@ typedef struct flat_pass {
     uint32_t flags; /* kvs_op_flags */
     uint64_t first_token;
     uint64_t scratch;
+    uint64_t table_pages; /* of a recorded pass, or 0 */
 } flat_pass;
 
 typedef struct noted_launch {
@@ -73,7 +74,9 @@ typedef struct bound_pass {
 
 static bound_pass *bind(const flat_pass *pass, bound_pass *bound)
 {
-    bound->launcher = (kvs_cuda_launcher){.arch = pass->arch, .n_sm = pass->n_sm};
+    bound->launcher = (kvs_cuda_launcher){.arch = pass->arch,
+                                          .n_sm = pass->n_sm,
+                                          .places = {.words = pass->table_pages == 0 ? 0 : 1, .table_pages = pass->table_pages}};
     bound->layer = (kvs_kv_layer){.n_kv_heads = pass->n_kv_heads,
                                   .head_dim_k = pass->head_dim_k,
                                   .head_dim_v = pass->head_dim_v,

@@ -6,7 +6,7 @@ import ctypes
 import itertools
 import shutil
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -25,7 +25,7 @@ class Pass(ctypes.Structure):
         *((name, ctypes.c_uint32) for name in ("n_kv_heads", "head_dim_k", "head_dim_v")),
         *((name, ctypes.c_int32) for name in ("type_k", "type_v")),
         *((name, ctypes.c_uint32) for name in ("n_query_heads", "n_rows", "arch", "n_sm", "flags")),
-        *((name, ctypes.c_uint64) for name in ("first_token", "scratch")),
+        *((name, ctypes.c_uint64) for name in ("first_token", "scratch", "table_pages")),
     ]
 
 
@@ -62,12 +62,15 @@ class Asked:
     arch: int
     n_sm: int
     is_prompt: bool = False
+    table_pages: int = 0
+    """Of a recorded pass."""
 
     def flat(self, n_rows: int) -> Pass:
         layer = self.layer
         types = (layer.type_k.id, layer.type_v.id)
         heads = (layer.n_heads, n_rows, self.arch, self.n_sm, int(self.is_prompt))
-        return Pass(layer.n_kv_heads, layer.dim_k, layer.dim_v, *types, *heads, self.first_token, SCRATCH)
+        rest = (self.first_token, SCRATCH, self.table_pages)
+        return Pass(layer.n_kv_heads, layer.dim_k, layer.dim_v, *types, *heads, *rest)
 
     @property
     def n_pages(self) -> int:
@@ -123,6 +126,28 @@ def test_launches_take_every_page_once_and_stay_in_the_scratch(
         assert all(before[1] <= after[0] for before, after in itertools.pairwise(regions))
         assert list(fold.grid) == [asked.n_rows * layer.n_heads, 1, 1] and fold.block == layer.dim_v
     assert next_page == asked.n_pages
+
+
+@given(drawn=passes())
+def test_launches_of_a_recorded_pass_are_those_of_any_pass_of_its_shape(
+    launcher: ctypes.CDLL, drawn: tuple[Asked, list[int], int]
+) -> None:
+    """Over all pages that tables have room for, with nothing in them that tells two passes apart."""
+    asked = replace(drawn[0], is_prompt=False)
+    recorded = replace(asked, table_pages=-(-asked.n_pages // 64) * 64)
+    other = replace(recorded, first_token=max(0, recorded.table_pages * PAGE - asked.n_rows))
+    notes, others = (launches(launcher, each, [each.n_pages]) for each in (recorded, other))
+    next_page = 0
+    for note, same in zip(notes, others, strict=True):
+        note.params.first_token = same.params.first_token
+        assert bytes(note) == bytes(same) and note.params.step == 1
+        assert note.params.page_begin == next_page
+        if note.is_fold:
+            next_page = note.params.page_end
+        else:
+            n_pages = note.params.page_end - note.params.page_begin
+            assert note.grid[2] * (GROUP if note.params.is_grouped else 1) >= n_pages
+    assert next_page == recorded.table_pages
 
 
 @given(drawn=passes())

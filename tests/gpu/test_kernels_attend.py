@@ -29,6 +29,7 @@ from tests.gpu.attend_case import (
     attend,
     attend64,
     attend_at_once,
+    launches,
     make_case,
     same_bits,
 )
@@ -145,6 +146,21 @@ def test_any_cut_gives_the_same_bits(rig: Rig, family: Family) -> None:
     drawn = [cuts(rng, case.n_pages) for _ in range(2 if rig.is_small else 40)]
     for runs in ([Run(0, case.n_pages, False)], pages, groups, *drawn):
         assert same_bits(attend(case, runs), expected), runs
+
+
+@pytest.mark.parametrize("n_pages", [1, 7, 8, 9, 17])
+def test_recorded_launches_have_the_bits_of_single_ones(rig: Rig, family: Family, n_pages: int) -> None:
+    """Over as many pages as tables have room for, however many there are; launches may lie behind the last page."""
+    layer = Layer(T.Q8_0, T.Q4_0, 32, 32, 1, 2) if rig.is_small else Layer(T.Q8_0, T.Q4_0, 256, 256, 2, 6)
+    case = make_case(rig.engine, layer, n_pages * PAGE - 3, 3, family)
+    expected = attend_at_once(case)
+    rng = np.random.default_rng(n_pages)
+    one_launch = [[Run(0, 24, False)], [Run(0, 24, True)]]
+    for runs in (*one_launch, cuts(rng, 24), [Run(at, at + GROUP, at % 2 == 0) for at in range(0, 24, GROUP)]):
+        made = launches(case, runs, is_recorded=True)
+        for _ in range(2):
+            made.run()
+            assert same_bits(made.result(), expected), runs
 
 
 def test_places_of_pages_do_not_matter(rig: Rig, family: Family) -> None:

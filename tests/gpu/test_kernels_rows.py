@@ -11,7 +11,19 @@ import numpy as np
 import pytest
 
 from pykvstream.gguf import GgmlType
-from tests.gpu.attend_case import KV_TYPES, PAGE, PARAMS, Engine, Floats, Layer, T, poison, same_bits, scattered
+from tests.gpu.attend_case import (
+    KV_TYPES,
+    PAGE,
+    PARAMS,
+    Engine,
+    Floats,
+    Layer,
+    T,
+    poison,
+    same_bits,
+    scattered,
+    step_words,
+)
 from tests.gpu.kernel_engine import Array
 
 MakeRows = Callable[[np.random.Generator, tuple[int, int]], Floats]
@@ -60,7 +72,9 @@ def broken(rng: np.random.Generator, shape: tuple[int, int]) -> Floats:
     return rows
 
 
-def write_on_engine(engine: Engine, layer: Layer, first_token: int, k: Floats, v: Floats) -> list[Array]:
+def write_on_engine(
+    engine: Engine, layer: Layer, first_token: int, k: Floats, v: Floats, *, is_recorded: bool = False
+) -> list[Array]:
     """All records that the rows touch, poisoned before."""
     n_pages = (first_token + len(k) - 1) // PAGE + 1
     memory, offsets = scattered(np.random.default_rng(first_token), n_pages, layer.record_bytes)
@@ -70,7 +84,8 @@ def write_on_engine(engine: Engine, layer: Layer, first_token: int, k: Floats, v
         k=engine.upload(k),
         v=engine.upload(v),
         page_table=engine.upload(np.array([base + offset for offset in offsets], np.uint64)),
-        first_token=first_token,
+        first_token=1 << 40 if is_recorded else first_token,
+        step=step_words(engine, first_token) if is_recorded else 0,
         k_stride=k.shape[1],
         v_stride=v.shape[1],
         n_rows=len(k),
@@ -109,9 +124,10 @@ def test_records_hold_the_bytes_of_the_file_formats(engine: Engine, kind: GgmlTy
     for layer in layers_of(kind):
         k = rows(rng, (20, layer.n_kv_heads * layer.dim_k))
         v = rows(rng, (20, layer.n_kv_heads * layer.dim_v))
-        records = write_on_engine(engine, layer, 250, k, v)
-        for record, expected in zip(records, expected_records(layer, 250, k, v), strict=True):
-            assert np.array_equal(record, expected)
+        for is_recorded in (False, True):
+            records = write_on_engine(engine, layer, 250, k, v, is_recorded=is_recorded)
+            for record, expected in zip(records, expected_records(layer, 250, k, v), strict=True):
+                assert np.array_equal(record, expected)
 
 
 @pytest.mark.parametrize("kind", KV_TYPES, ids=lambda kind: kind.name)
@@ -155,8 +171,9 @@ def test_rotation_has_the_bits_of_the_butterflies(engine: Engine, block: int) ->
     assert same_bits(engine.download(address, values.shape, np.float32), rotated(values, block))
 
 
+@pytest.mark.parametrize("is_recorded", [False, True], ids=["single", "recorded"])
 @pytest.mark.parametrize("n_axes", [0, 1, 3], ids=["rows", "positions", "three axes"])
-def test_rope_table_equals_float64_far_out(engine: Engine, n_axes: int) -> None:
+def test_rope_table_equals_float64_far_out(engine: Engine, n_axes: int, is_recorded: bool) -> None:
     rng = np.random.default_rng(n_axes)
     n_rows, n_rotary, base, factor, section = 7, 64, 1e6, 0.25, (11, 11)
     positions = rng.integers(0, 1 << 18, (max(n_axes, 1), n_rows)).astype(np.uint32)
@@ -168,7 +185,8 @@ def test_rope_table_equals_float64_far_out(engine: Engine, n_axes: int) -> None:
         table=table,
         positions=0 if n_axes == 0 else engine.upload(positions),
         divisors=engine.upload(divisors),
-        first_token=first_token,
+        first_token=1 << 40 if is_recorded else first_token,
+        step=step_words(engine, first_token) if is_recorded else 0,
         base=base,
         factor=factor,
         n_rows=n_rows,

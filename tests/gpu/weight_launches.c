@@ -147,6 +147,7 @@ typedef struct flat_delta {
     float norm_eps;
     uint32_t first_token;
     uint64_t scratch;
+    uint64_t step; /* kvs_step_delta of a recorded pass, or 0 */
 } flat_delta;
 
 static kvs_bound_op bind_delta(const flat_delta *flat, const kvs_delta_layer *layer)
@@ -195,5 +196,8 @@ EXPORT int run_delta(const flat_delta *flat)
     }
     const kvs_bound_op op = bind_delta(flat, &layer);
     const struct kvs_step step = {.n_rows = flat->n_rows, .first_token = flat->first_token, .deltas = &view};
-    return kvs_cuda_launch_delta(&launcher, &op, &step);
+    launcher.places = (kvs_cuda_places){.words = flat->step, .deltas = flat->step};
+    const kvs_status status = kvs_cuda_launch_delta(&launcher, &op, &step);
+    launcher.places = (kvs_cuda_places){.words = 0};
+    return status;
 }

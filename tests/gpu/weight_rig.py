@@ -82,7 +82,10 @@ class FlatDelta(ctypes.Structure):
     ) + tuple(
         (name, ctypes.c_uint32)
         for name in ("n_key_heads", "n_value_heads", "head_dim", "conv_width", "n_pending", "n_rows", "mode", "folds")
-    ) + (("norm_eps", ctypes.c_float), ("first_token", ctypes.c_uint32), ("scratch", ctypes.c_uint64))  # fmt: skip
+    ) + (
+        ("norm_eps", ctypes.c_float), ("first_token", ctypes.c_uint32), ("scratch", ctypes.c_uint64),
+        ("step", ctypes.c_uint64),
+    )  # fmt: skip
 
 
 _LAUNCH = ctypes.CFUNCTYPE(

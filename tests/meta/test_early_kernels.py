@@ -32,7 +32,7 @@ def keys() -> dict[str, set[bool]]:
 
 def kernels(source: str) -> dict[str, str]:
     """The bodies of the kernels of a whole source, by name."""
-    pattern = r"__global__[^{;]*?\b(\w+)\(const \w+ p\)\s*\{(.*?)\n\}"
+    pattern = r"__global__[^{;]*?\b(\w+)\(const \w+ \w+\)\s*\{(.*?)\n\}"
     return dict(re.findall(pattern, without_comments(source), re.DOTALL))
 
 

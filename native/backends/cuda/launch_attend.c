@@ -89,7 +89,7 @@ kvs_status kvs_cuda_launch_attend_begin(kvs_cuda_launcher *launcher, const kvs_b
     return KVS_OK;
 }
 
-static kvs_attend_params params_of(const kvs_bound_op *op, const struct kvs_step *step)
+static kvs_attend_params params_of(const kvs_cuda_launcher *launcher, const kvs_bound_op *op, const struct kvs_step *step)
 {
     const uint64_t scratch = (uint64_t)(uintptr_t)op->scratch, slot = slot_bytes(op, step->n_rows);
     return (kvs_attend_params){.q = address_of(&op->in[0], step),
@@ -99,6 +99,7 @@ static kvs_attend_params params_of(const kvs_bound_op *op, const struct kvs_step
                                .groups = scratch,
                                .results = scratch + slot,
                                .first_token = step->first_token,
+                               .step = launcher->places.words,
                                .q_stride = op->in[0].cols,
                                .out_stride = op->out[0].cols,
                                .n_rows = step->n_rows,
@@ -197,15 +198,19 @@ static uint32_t cut_launch(const kvs_cuda_launcher *launcher, const kvs_bound_op
     return n_slots;
 }
 
+/* Launches of a recorded pass are for any pass of the shape, over all pages that its tables have room for: kernels find out how
+ * many there are. */
 kvs_status kvs_cuda_launch_attend_wave(kvs_cuda_launcher *launcher, const kvs_bound_op *op, const struct kvs_step *step,
                                        uint64_t page_begin, uint64_t page_end)
 {
     const uint32_t n_head_queries = step->n_rows * (op->u[0] / op->kv->n_kv_heads);
     const attend_kernels kernels = kernels_of(launcher, op, n_head_queries);
-    const uint64_t n_pages = (step->first_token + step->n_rows - 1) / KVS_PAGE_TOKENS + 1;
-    const uint64_t end = page_end < n_pages ? page_end : n_pages;
+    const bool is_recorded = launcher->places.words != 0;
+    const uint64_t reached = (step->first_token + step->n_rows - 1) / KVS_PAGE_TOKENS + 1;
+    const uint64_t n_pages = is_recorded ? launcher->places.table_pages : reached;
+    const uint64_t end = !is_recorded && page_end < n_pages ? page_end : n_pages;
     const uint32_t n_tiles = (uint32_t)kvs_div_up(n_head_queries, kernels.tile_queries);
-    kvs_attend_params params = params_of(op, step);
+    kvs_attend_params params = params_of(launcher, op, step);
     for (uint64_t begin = page_begin; begin < end; begin = params.page_end) {
         params.page_begin = (uint32_t)begin;
         const uint32_t n_slots = cut_launch(launcher, op, n_tiles, kernels.is_tiled, (uint32_t)end, &params);
@@ -243,6 +248,7 @@ kvs_status kvs_cuda_launch_kv_write(kvs_cuda_launcher *launcher, const kvs_bound
                                         .v = address_of(&op->in[1], step),
                                         .page_table = (uint64_t)(uintptr_t)step->page_tables[op->layer],
                                         .first_token = step->first_token,
+                                        .step = launcher->places.words,
                                         .k_stride = op->in[0].cols,
                                         .v_stride = op->in[1].cols,
                                         .n_rows = step->n_rows,

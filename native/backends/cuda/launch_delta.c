@@ -125,6 +125,7 @@ kvs_status kvs_cuda_launch_delta(kvs_cuda_launcher *launcher, const kvs_bound_op
         return launch_dry(launcher, op);
     }
     kvs_delta_params params = params_of(&step->deltas[op->layer]);
+    params.step = launcher->places.deltas == 0 ? 0 : launcher->places.deltas + op->layer * sizeof(kvs_step_delta);
     params.inputs = address_of(kvs_operand_data(&op->in[0], step));
     params.beta = address_of(kvs_operand_data(&op->in[1], step));
     params.alpha = address_of(kvs_operand_data(&op->in[2], step));

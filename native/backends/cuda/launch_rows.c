@@ -91,6 +91,7 @@ kvs_status kvs_cuda_launch_rope_table(kvs_cuda_launcher *launcher, const kvs_bou
                                           .positions = (uint64_t)(uintptr_t)step->positions,
                                           .divisors = weight_address(op, 0),
                                           .first_token = step->first_token,
+                                          .step = launcher->places.words,
                                           .base = op->f64[0],
                                           .factor = (double)op->f[0],
                                           .n_rows = step->n_rows,

@@ -14,6 +14,7 @@
 
 #include "core/backend.h"
 #include "core/step.h"
+#include "kernels/step_words.h"
 
 #define KVS_CUDA_MAX_MACROS 8u
 
@@ -40,6 +41,14 @@ typedef struct kvs_cuda_dim {
     uint32_t z;
 } kvs_cuda_dim;
 
+/* Where kernels of a recorded pass find what changes from pass to pass (kernels/step_words.h): device addresses, the same for all
+ * passes of a shape. All 0: the pass is launched by itself, and parameters say it. */
+typedef struct kvs_cuda_places {
+    uint64_t words;       /* kvs_step_words */
+    uint64_t deltas;      /* [n_deltas] kvs_step_delta */
+    uint64_t table_pages; /* of each page table: at least the pages of the pass */
+} kvs_cuda_places;
+
 /* What launchers may read. */
 typedef struct kvs_cuda_launcher {
     kvs_device *device;     /* for kvs_fail */
@@ -47,6 +56,7 @@ typedef struct kvs_cuda_launcher {
     uint32_t n_sm;          /* multiprocessors */
     uint32_t shared_bytes;  /* of one block, at most, opted in */
     uint32_t is_dry;        /* kernels are noted, nothing runs */
+    kvs_cuda_places places; /* of the pass under way */
     struct kvs_cuda *cuda;
 } kvs_cuda_launcher;
 

@@ -1,7 +1,7 @@
 /* step.c: the step block: a pinned picture in host memory and the same bytes on the device.
  *
- * Layout: tokens, positions, output rows, then a page table for each layer, all of one length. Tables rarely change between two
- * passes of a resident conversation, so they are sent only when they do. */
+ * Layout: words, recurrent layers, tokens, positions, output rows, then a page table for each layer, all of one length. Tables
+ * rarely change between two passes of a resident conversation, so they are sent only when they do. */
 #include "backends/cuda/step.h"
 
 #include "backends/cuda/waits.h"
@@ -32,6 +32,8 @@ struct kvs_cuda_steps {
     uint64_t sent_bytes;
     struct area outputs;
     struct area inputs;
+    uint64_t generation; /* rises when an area moves */
+    kvs_cuda_places places;
     /* Of the pass under way. */
     const uint64_t **tables;
     uint32_t tables_capacity;
@@ -103,6 +105,7 @@ static kvs_status grow_area(kvs_cuda_steps *steps, struct area *area, uint64_t b
     }
     const uint64_t wanted = kvs_div_up(bytes, GRAIN) * GRAIN;
     free_area(steps, area);
+    steps->generation++;
     const kvs_status status = kvs_cuda_memory_alloc(steps->memory, wanted, ALIGNMENT, &area->address);
     if (status != KVS_OK) {
         return status;
@@ -234,29 +237,66 @@ static kvs_status place_outputs(kvs_cuda_steps *steps, const struct kvs_step *st
     return status;
 }
 
-kvs_status kvs_cuda_steps_begin(kvs_cuda_steps *steps, struct kvs_step *step)
+static uint64_t reserve(uint64_t *end, uint64_t bytes)
 {
-    const uint64_t n_positions = (uint64_t)step->n_axes * step->n_rows;
-    const uint64_t n_words = step->n_rows + n_positions + step->n_out_rows + 12; /* each of three padded to 16 bytes */
-    const uint64_t tables_at = kvs_div_up(n_words * sizeof(uint32_t), ALIGNMENT) * ALIGNMENT;
-    const uint64_t table_pages = kvs_div_up(step->active_pages, TABLE_GRAIN) * TABLE_GRAIN;
-    const uint64_t tables_bytes = step->n_layers * table_pages * sizeof(uint64_t);
+    const uint64_t at = *end;
+    *end += kvs_div_up(bytes, 16) * 16;
+    return at;
+}
+
+static uint64_t number_of(const float *address)
+{
+    return (uint64_t)(uintptr_t)address;
+}
+
+static void put_deltas(kvs_cuda_steps *steps, const struct kvs_step *step, uint64_t at)
+{
+    kvs_step_delta *deltas = (kvs_step_delta *)(void *)(steps->picture + at);
+    for (uint32_t i = 0; i < step->n_deltas; i++) {
+        const kvs_delta_view *of = &step->deltas[i];
+        deltas[i] = (kvs_step_delta){.matrix_in = number_of(of->matrix_in),
+                                     .conv_in = number_of(of->conv_in),
+                                     .log_in = number_of(of->log_in),
+                                     .matrix_out = number_of(of->matrix_out),
+                                     .conv_out = number_of(of->conv_out),
+                                     .log_out = number_of(of->log_out),
+                                     .n_pending = of->n_pending};
+    }
+}
+
+static kvs_status make_room(kvs_cuda_steps *steps, const struct kvs_step *step, uint64_t bytes)
+{
     steps->n_rows = step->n_rows;
     steps->first_token = step->first_token;
     if (!grow_arrays(steps, step)) {
         return kvs_fail(steps->device, KVS_ENOMEM, "no memory for the step of %u layers", step->n_layers);
     }
-    kvs_status status = grow_block(steps, tables_at + tables_bytes);
+    kvs_status status = grow_block(steps, bytes);
     if (status == KVS_OK) {
         status = place_outputs(steps, step);
     }
-    if (status == KVS_OK) {
-        status = send_inputs(steps, step);
-    }
+    return status == KVS_OK ? send_inputs(steps, step) : status;
+}
+
+kvs_status kvs_cuda_steps_begin(kvs_cuda_steps *steps, struct kvs_step *step)
+{
+    const uint64_t n_positions = (uint64_t)step->n_axes * step->n_rows;
+    const uint64_t table_pages = kvs_div_up(step->active_pages, TABLE_GRAIN) * TABLE_GRAIN;
+    const uint64_t tables_bytes = step->n_layers * table_pages * sizeof(uint64_t);
+    uint64_t end = 0;
+    (void)reserve(&end, sizeof(kvs_step_words));
+    const uint64_t deltas_at = reserve(&end, step->n_deltas * sizeof(kvs_step_delta));
+    uint64_t at = end;
+    (void)reserve(&end, step->n_rows * sizeof(uint32_t));
+    (void)reserve(&end, n_positions * sizeof(uint32_t));
+    (void)reserve(&end, step->n_out_rows * sizeof(uint32_t));
+    const uint64_t tables_at = kvs_div_up(end, ALIGNMENT) * ALIGNMENT;
+    kvs_status status = make_room(steps, step, tables_at + tables_bytes);
     if (status != KVS_OK) {
         return status;
     }
-    uint64_t at = 0;
+    *(kvs_step_words *)(void *)steps->picture = (kvs_step_words){.first_token = step->first_token};
+    put_deltas(steps, step, deltas_at);
     step->tokens = put_words(steps, &at, step->tokens, step->n_rows);
     step->positions = put_words(steps, &at, step->positions, n_positions);
     step->out_rows = put_words(steps, &at, step->out_rows, step->n_out_rows);
@@ -264,6 +304,9 @@ kvs_status kvs_cuda_steps_begin(kvs_cuda_steps *steps, struct kvs_step *step)
     step->page_tables = steps->tables;
     step->outputs = steps->out;
     step->inputs = steps->in;
+    steps->places = (kvs_cuda_places){.words = steps->block.address,
+                                      .deltas = steps->block.address + deltas_at,
+                                      .table_pages = table_pages};
     /* Unknown until the copy has been given to the driver. */
     steps->sent_bytes = 0;
     status = KVS_CUDA_CALL(steps->device, steps->driver, copy, steps->block.address, (uint64_t)(uintptr_t)steps->picture,
@@ -271,6 +314,16 @@ kvs_status kvs_cuda_steps_begin(kvs_cuda_steps *steps, struct kvs_step *step)
     steps->sent_at = tables_at;
     steps->sent_bytes = status == KVS_OK ? tables_bytes : 0;
     return status;
+}
+
+kvs_cuda_places kvs_cuda_steps_places(const kvs_cuda_steps *steps)
+{
+    return steps->places;
+}
+
+uint64_t kvs_cuda_steps_generation(const kvs_cuda_steps *steps)
+{
+    return steps->generation;
 }
 
 kvs_status kvs_cuda_steps_end(kvs_cuda_steps *steps, bool is_whole)

@@ -1,7 +1,9 @@
-/* step.h: what changes from pass to pass, on the device: tokens, positions, output rows, page tables, outputs. */
+/* step.h: what changes from pass to pass, on the device: tokens, positions, output rows, page tables, outputs, and the words that
+ * kernels of a recorded pass read (kernels/step_words.h). */
 #ifndef KVS_NATIVE_BACKENDS_CUDA_STEP_H
 #define KVS_NATIVE_BACKENDS_CUDA_STEP_H
 
+#include "backends/cuda/launcher.h"
 #include "backends/cuda/memory.h"
 #include "core/step.h"
 
@@ -17,6 +19,10 @@ void kvs_cuda_steps_destroy(kvs_cuda_steps *steps);
 /* Bring a step to the device, in the compute order, and let it name what lies there. Its arrays are valid until the next one.
  * errors: ENOMEM; EIO */
 kvs_status kvs_cuda_steps_begin(kvs_cuda_steps *steps, struct kvs_step *step);
+
+/* Of the last step that was brought; and a number that rises when addresses of a shape change. */
+kvs_cuda_places kvs_cuda_steps_places(const kvs_cuda_steps *steps);
+uint64_t kvs_cuda_steps_generation(const kvs_cuda_steps *steps);
 
 /* Wait for all operations. A whole pass's outputs are where the caller's step had them. errors: EIO */
 kvs_status kvs_cuda_steps_end(kvs_cuda_steps *steps, bool is_whole);
