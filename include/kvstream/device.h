@@ -20,7 +20,7 @@ typedef struct kvs_fence kvs_fence;
 typedef enum kvs_backend_kind {
     KVS_BACKEND_CPU = 0,
     KVS_BACKEND_TRACE = 1, /* computes nothing and checks the order of everything; see trace.h */
-    KVS_BACKEND_CUDA = 2   /* a card of sm_75 or later, through the driver's library; takes POISON_RELEASED and NO_EARLY of the flags */
+    KVS_BACKEND_CUDA = 2   /* a card of sm_75 or later, through the driver's library; takes POISON_RELEASED and the NO_ flags */
 } kvs_backend_kind;
 
 typedef enum kvs_device_flag {
@@ -34,7 +34,9 @@ typedef enum kvs_device_flag {
     /* Plain reference operations instead of vectorised ones. Same bits, slower. */
     KVS_DEVICE_REFERENCE_OPS = 8,
     /* No kernel of a card begins before the one before it has ended. Same bits, slower. */
-    KVS_DEVICE_NO_EARLY = 16
+    KVS_DEVICE_NO_EARLY = 16,
+    /* A card's passes are launched operation by operation, none is recorded. Same bits, slower. */
+    KVS_DEVICE_NO_GRAPHS = 32
 } kvs_device_flag;
 
 typedef struct kvs_device_desc {

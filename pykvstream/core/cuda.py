@@ -18,7 +18,7 @@ from pykvstream.errors import InvalidArgument, Unsupported
 
 CPU = "cpu"
 CUDA = "cuda"
-CARD_SWITCHES = {"early": DeviceFlag.NO_EARLY}
+CARD_SWITCHES = {"early": DeviceFlag.NO_EARLY, "graphs": DeviceFlag.NO_GRAPHS}
 """Settings behind a card's name that are ``on`` or ``off``, and what switches each off. No bit depends on them."""
 
 

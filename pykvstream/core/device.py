@@ -25,6 +25,7 @@ class DeviceFlag(enum.IntFlag):
     STRICT_HISTORY = lib.KVS_DEVICE_STRICT_HISTORY
     REFERENCE_OPS = lib.KVS_DEVICE_REFERENCE_OPS
     NO_EARLY = lib.KVS_DEVICE_NO_EARLY
+    NO_GRAPHS = lib.KVS_DEVICE_NO_GRAPHS
 
 
 class Isa(enum.IntEnum):

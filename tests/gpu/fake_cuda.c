@@ -1,8 +1,10 @@
 /* fake_cuda.c: a libcuda without a card: memory is the host's, copies are made at once, kernels do nothing. FAKE_CUDA_FAIL names a
  * function and which of its calls fails, with which number: "cuMemAlloc_v2 3 2". FAKE_CUDA_ARCH is the card's, 90 by default.
- * FAKE_CUDA_COUNT names a file that receives, when the process ends, how many kernels were launched, and how many of them early.
+ * FAKE_CUDA_COUNT names a file that receives, when the process ends, how many kernels were launched, how many of them
+ * early, how many into a recording and how many of those early, and how many recordings were made, launched and let go.
+ * FAKE_CUDA_VERSION is the driver's, 13000 by default.
  *
- * FAKE_CUDA_STALL names a function and which of its calls never ends on its stream: "cuLaunchKernel 40". What follows in the stream
+ * FAKE_CUDA_STALL names a function and which of its calls never ends on its stream: "cuLaunchKernelEx 40". What follows in the stream
  * waits, other streams that wait for its events do too, and copies are made only when fake_cuda_resume is called. Until then a call
  * that a driver would not come back from, because it waits for the card or because a queue is full, ends the process.
  * FAKE_CUDA_BLOCK names a call that itself does not come back before fake_cuda_resume; only those of threads beside the first count. */
@@ -30,14 +32,15 @@ struct copy_2d {
 };
 
 static int n_calls;
-static int n_kernels, n_early;
+static int n_kernels, n_early, n_recorded, n_recorded_early, n_made, n_launched, n_destroyed, is_capturing;
+static void *captured; /* the stream */
 
 __attribute__((destructor)) static void tell(void)
 {
     const char *path = getenv("FAKE_CUDA_COUNT");
     FILE *file = path == NULL ? NULL : fopen(path, "w");
     if (file != NULL) {
-        fprintf(file, "%d %d\n", n_kernels, n_early);
+        fprintf(file, "%d %d %d %d %d %d %d\n", n_kernels, n_early, n_recorded, n_recorded_early, n_made, n_launched, n_destroyed);
         fclose(file);
     }
 }
@@ -205,7 +208,12 @@ static int arch(void)
 }
 
 int cuInit(unsigned int flags) { BEGIN (void)flags; return 0; }
-int cuDriverGetVersion(int *version) { *version = 13000; return 0; }
+int cuDriverGetVersion(int *version)
+{
+    const char *text = getenv("FAKE_CUDA_VERSION");
+    *version = text == NULL ? 13000 : atoi(text);
+    return 0;
+}
 int cuGetErrorName(int error, const char **name) { *name = error == 2 ? "CUDA_ERROR_OUT_OF_MEMORY" : "CUDA_ERROR_FAKE"; return 0; }
 int cuGetErrorString(int error, const char **text) { *text = error == 2 ? "out of memory" : "as was asked for"; return 0; }
 int cuDeviceGetCount(int *count) { BEGIN *count = 1; return 0; }
@@ -228,9 +236,11 @@ int cuMemHostRegister_v2(void *memory, size_t bytes, unsigned int flags)
     (void)memory; (void)flags;
     return limit != NULL && bytes > strtoull(limit, NULL, 10) ? 304 : 0;
 }
+/* What would break a recording, or become part of it unasked. */
+static int disturbs(const void *stream) { return is_capturing && stream == captured ? 900 : 0; }
 int cuMemHostUnregister(void *memory) { needs_rest(__func__); (void)memory; return 0; }
 int cuStreamDestroy_v2(void *stream) { ((struct stream *)stream)->is_used = 0; return 0; }
-int cuStreamQuery(void *stream) { BEGIN return not_ready(__func__, is_stalled(stream)); }
+int cuStreamQuery(void *stream) { BEGIN return disturbs(stream) ? 900 : not_ready(__func__, is_stalled(stream)); }
 int cuStreamWaitEvent(void *stream, void *event, unsigned int flags)
 {
     BEGIN
@@ -251,7 +261,7 @@ int cuEventRecord(void *event, void *stream)
     pthread_mutex_lock(&lock);
     *(struct event *)event = (struct event){waits ? stream : NULL, n_resumed};
     pthread_mutex_unlock(&lock);
-    return 0;
+    return disturbs(stream);
 }
 int cuEventQuery(void *event) { BEGIN return not_ready(__func__, is_ahead(event)); }
 int cuModuleUnload(void *module) { needs_rest(__func__); (void)module; return 0; }
@@ -288,7 +298,7 @@ int cuMemcpyAsync(address to, address from, size_t bytes, void *stream)
 {
     BEGIN
     move(__func__, stream, to, from, bytes, -1);
-    return 0;
+    return disturbs(stream);
 }
 
 int cuMemcpy2DAsync_v2(const struct copy_2d *copy, void *stream)
@@ -304,7 +314,7 @@ int cuMemsetD8Async(address at, unsigned char value, size_t bytes, void *stream)
 {
     BEGIN
     move(__func__, stream, at, 0, bytes, value);
-    return 0;
+    return disturbs(stream);
 }
 
 int cuStreamCreate(void **stream, unsigned int flags)
@@ -354,8 +364,40 @@ int cuLaunchKernelEx(const struct launch *config, void *function, void **params,
     const int is_early = config->n_attributes == 1 && config->attributes[0] == 6 && config->attributes[2] == 1;
     n_kernels++;
     n_early += is_early;
+    n_recorded += is_capturing;
+    n_recorded_early += is_capturing && is_early;
     return blocks == 0 || threads == 0 || threads > 1024 || config->shared > 101376 || (config->n_attributes != 0 && !is_early);
 }
+
+/* A capture that nobody ends, or that a second one interrupts, is an error as with the real one. */
+int cuStreamBeginCapture_v2(void *stream, int mode)
+{
+    BEGIN
+    (void)mode;
+    if (is_capturing) {
+        return 900;
+    }
+    captured = stream;
+    is_capturing = 1;
+    return 0;
+}
+
+int cuStreamEndCapture(void *stream, void **graph)
+{
+    (void)stream;
+    const int was_capturing = is_capturing;
+    is_capturing = 0;
+    *graph = NULL;
+    BEGIN
+    *graph = malloc(1);
+    return was_capturing ? 0 : 900;
+}
+
+int cuGraphDestroy(void *graph) { free(graph); return 0; }
+int cuGraphInstantiateWithFlags(void **exec, void *graph, unsigned long long flags) { BEGIN (void)graph; (void)flags; *exec = malloc(1); n_made++; return 0; }
+int cuGraphUpload(void *exec, void *stream) { BEGIN (void)exec; (void)stream; return 0; }
+int cuGraphLaunch(void *exec, void *stream) { BEGIN (void)exec; enters(__func__, stream); n_launched++; return is_capturing ? 900 : 0; }
+int cuGraphExecDestroy(void *exec) { free(exec); n_destroyed++; return 0; }
 
 /* For a process that fails one call after another: count from 0 again; calls counted since. */
 void fake_cuda_reset(void)

@@ -193,5 +193,5 @@ with Model.open(path, device={device!r}, ctx_size=600) as model, model.session()
         session.forward([3], phase=Phase.DECODE)
 """
     fake.run(code, FAKE_CUDA_COUNT=str(tmp_path / "count"), FAKE_CUDA_ARCH=arch)
-    n_kernels, n_early = map(int, (tmp_path / "count").read_text(encoding="ascii").split())
-    assert n_kernels > 200 and (n_early > n_kernels * 0.9 if is_early else n_early == 0)
+    n_kernels, n_early, *_ = map(int, (tmp_path / "count").read_text(encoding="ascii").split())
+    assert n_kernels > 100 and (n_early > n_kernels * 0.9 if is_early else n_early == 0)

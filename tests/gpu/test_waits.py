@@ -226,8 +226,8 @@ print("reopened")
 
 # How many copies go together, and which of two threads ends its wait first, is a matter of time.
 STALLS = {
-    "operations": ("cuLaunchKernel 40", "unfinished: operations"),
-    "operations and copies": ("cuLaunchKernel 400", "unfinished: operations"),
+    "operations": ("cuLaunchKernelEx 40", "unfinished: operations"),
+    "operations and copies": ("cuLaunchKernelEx 400", "unfinished: operations"),
     "any copy": ("cuMemcpyAsync 30", "unfinished: "),
     "rows to history": ("cuMemcpy2DAsync_v2 3", "bytes to history; unfinished: copies to history"),
     "pages from history": ("cuStreamWaitEvent 9", "bytes from history; unfinished: copies from history"),
@@ -286,7 +286,7 @@ print([text for _, text in seen if "card 0 is lost" not in text])
 """
 
 
-@pytest.mark.parametrize("call", ["cuMemcpyAsync", "cuEventRecord", "cuLaunchKernel", "cuMemsetD8Async"])
+@pytest.mark.parametrize("call", ["cuMemcpyAsync", "cuEventRecord", "cuLaunchKernelEx", "cuMemsetD8Async"])
 def test_wherever_a_stream_stands_still_the_error_says_so(fake: Driver, call: str) -> None:
     counts, silent = fake.run(EACH, CALL=call).splitlines()
     n_tried, n_errors, *_ = counts.split()
@@ -299,7 +299,7 @@ import ctypes, os
 fake = ctypes.CDLL("libcuda.so.1")
 with Model.open(path, device="cuda", ctx_size=1000, wait_limit_s=0.05) as model, model.session() as session:
     session.forward([1, 2, 3])
-    os.environ["FAKE_CUDA_STALL"] = "cuLaunchKernel 1"
+    os.environ["FAKE_CUDA_STALL"] = "cuLaunchKernelEx 1"
     fake.fake_cuda_reset()
     try:
         session.forward([5], phase=Phase.DECODE)
@@ -308,7 +308,7 @@ with Model.open(path, device="cuda", ctx_size=1000, wait_limit_s=0.05) as model,
     print(fake.fake_cuda_stalls())
     fake.fake_cuda_resume()
     fake.fake_cuda_reset()
-    os.environ["FAKE_CUDA_STALL"] = "cuLaunchKernel 1000000"
+    os.environ["FAKE_CUDA_STALL"] = "cuLaunchKernelEx 1000000"
     session.forward([5], phase=Phase.DECODE)
     print(fake.fake_cuda_stalls())
 """

@@ -17,6 +17,8 @@ typedef struct CUstream_st *cu_stream;
 typedef struct CUevent_st *cu_event;
 typedef struct CUmod_st *cu_module;
 typedef struct CUfunc_st *cu_function;
+typedef struct CUgraph_st *cu_graph;
+typedef struct CUgraphExec_st *cu_graph_exec;
 
 enum {
     CU_SUCCESS = 0,
@@ -34,6 +36,7 @@ enum {
     CU_ATTRIBUTE_CAPABILITY_MAJOR = 75,
     CU_ATTRIBUTE_CAPABILITY_MINOR = 76,
     CU_ATTRIBUTE_SHARED_OPTIN = 97,
+    CU_CAPTURE_RELAXED = 2,
     CU_FUNCTION_MAX_DYNAMIC_SHARED = 8
 };
 
@@ -118,6 +121,13 @@ typedef struct cu_launch {
     X(event_destroy, "cuEventDestroy_v2", (cu_event event))                                                            \
     X(event_record, "cuEventRecord", (cu_event event, cu_stream stream))                                               \
     X(event_query, "cuEventQuery", (cu_event event))                                                                   \
+    X(capture_begin, "cuStreamBeginCapture_v2", (cu_stream stream, int mode))                                          \
+    X(capture_end, "cuStreamEndCapture", (cu_stream stream, cu_graph *graph))                                          \
+    X(graph_free, "cuGraphDestroy", (cu_graph graph))                                                                  \
+    X(graph_make, "cuGraphInstantiateWithFlags", (cu_graph_exec *exec, cu_graph graph, unsigned long long flags))      \
+    X(graph_upload, "cuGraphUpload", (cu_graph_exec exec, cu_stream stream))                                           \
+    X(graph_launch, "cuGraphLaunch", (cu_graph_exec exec, cu_stream stream))                                           \
+    X(graph_destroy, "cuGraphExecDestroy", (cu_graph_exec exec))                                                       \
     X(module_load, "cuModuleLoadData", (cu_module *module, const void *image))                                         \
     X(module_unload, "cuModuleUnload", (cu_module module))                                                             \
     X(module_function, "cuModuleGetFunction", (cu_function *function, cu_module module, const char *name))             \

@@ -4,6 +4,7 @@
 #include "backends/cuda/cuda.h"
 #include "backends/cuda/interop.h"
 #include "backends/cuda/ops.h"
+#include "backends/cuda/pass.h"
 #include "backends/cuda/planner.h"
 #include "backends/cuda/waits.h"
 
@@ -14,7 +15,7 @@
 #define LARGE_WRITE ((uint64_t)16 << 20)
 /* From here on a kernel may begin while the one before it ends. */
 #define EARLY_ARCH 90u
-#define CARD_FLAGS ((uint32_t)(KVS_DEVICE_POISON_RELEASED | KVS_DEVICE_NO_EARLY))
+#define CARD_FLAGS ((uint32_t)(KVS_DEVICE_POISON_RELEASED | KVS_DEVICE_NO_EARLY | KVS_DEVICE_NO_GRAPHS))
 
 static struct kvs_cuda *enter(void *self)
 {
@@ -196,7 +197,7 @@ static bool has_rows(const kvs_bound_op *op, const struct kvs_step *step)
 static kvs_status run_op(void *self, const kvs_bound_op *op, const struct kvs_step *step)
 {
     struct kvs_cuda *cuda = self;
-    return has_rows(op, step) ? kvs_cuda_run_op(&cuda->launcher, op, step) : KVS_OK;
+    return kvs_cuda_pass_launches(cuda) && has_rows(op, step) ? kvs_cuda_run_op(&cuda->launcher, op, step) : KVS_OK;
 }
 
 static kvs_status delta_fold(void *self, const kvs_delta_view *views, uint32_t layer, void *scratch)
@@ -212,13 +213,17 @@ static kvs_status attend_begin(void *self, const kvs_bound_op *op, const struct 
     return kvs_cuda_launch_attend_begin(&((struct kvs_cuda *)self)->launcher, op, step);
 }
 
-/* Behind a wave its ring slots may be given back: the copy engine waits for the event before it overwrites one. */
+/* Behind a wave its ring slots may be given back: the copy engine waits for the event before it overwrites one. A pass that is
+ * recorded reads none. */
 static kvs_status attend_wave(void *self, const kvs_bound_op *op, const struct kvs_step *step, uint64_t page_begin,
                               uint64_t page_end)
 {
     struct kvs_cuda *cuda = self;
+    if (!kvs_cuda_pass_launches(cuda)) {
+        return KVS_OK;
+    }
     const kvs_status status = kvs_cuda_launch_attend_wave(&cuda->launcher, op, step, page_begin, page_end);
-    return status != KVS_OK
+    return status != KVS_OK || cuda->turn == KVS_CUDA_RECORD
                ? status
                : KVS_CUDA_CALL(cuda->device, &cuda->driver, event_record, cuda->readers, cuda->compute);
 }
@@ -234,14 +239,24 @@ static kvs_status pass_begin(void *self, struct kvs_step *step)
     kvs_status status;
     struct kvs_cuda *cuda = enter_to_begin(self, &status);
     status = status != KVS_OK ? status : kvs_cuda_loader_rest(cuda->loader);
-    status = status != KVS_OK ? status : kvs_cuda_steps_begin(cuda->steps, step);
+    status = status != KVS_OK ? status : kvs_cuda_pass_begin(cuda, step);
     return status == KVS_OK ? KVS_OK : leave(cuda, status);
 }
 
 static kvs_status pass_end(void *self, bool is_whole)
 {
     struct kvs_cuda *cuda = self;
-    return leave(cuda, kvs_cuda_steps_end(cuda->steps, is_whole));
+    return leave(cuda, kvs_cuda_pass_end(cuda, is_whole));
+}
+
+static void binding_forget(void *self, uint64_t binding)
+{
+    struct kvs_cuda *cuda = self;
+    if (cuda->graphs != NULL) {
+        kvs_cuda_enter(&cuda->driver);
+        kvs_cuda_graphs_forget(cuda->graphs, binding);
+        kvs_cuda_leave(&cuda->driver);
+    }
 }
 
 /* ---- launches ---- */
@@ -263,7 +278,9 @@ kvs_status kvs_cuda_launch(kvs_cuda_launcher *launcher, const kvs_cuda_key *key,
     }
     cu_function function = NULL;
     kvs_status status = kvs_cuda_kernels_find(cuda->kernels, key, shared_bytes, &function);
-    status = status != KVS_OK ? status : kvs_cuda_waits_pace(&cuda->driver, cuda->compute);
+    if (status == KVS_OK && cuda->turn != KVS_CUDA_RECORD) { /* nothing of a recording is under way, and no event may be in it */
+        status = kvs_cuda_waits_pace(&cuda->driver, cuda->compute);
+    }
     if (status != KVS_OK) {
         return status;
     }
@@ -278,7 +295,7 @@ kvs_status kvs_cuda_launch(kvs_cuda_launcher *launcher, const kvs_cuda_key *key,
                               .shared_bytes = shared_bytes,
                               .stream = cuda->compute,
                               .attributes = &early,
-                              .n_attributes = key->waits && cuda->is_early ? 1 : 0};
+                              .n_attributes = key->waits && kvs_cuda_pass_is_early(cuda) ? 1 : 0};
     const cu_result result = cuda->driver.api.launch(&config, function, arguments, NULL);
     if (result == CU_SUCCESS) {
         return KVS_OK;
@@ -330,6 +347,7 @@ static void free_streams(struct kvs_cuda *cuda)
 static void free_parts(struct kvs_cuda *cuda)
 {
     kvs_cuda_copies_destroy(cuda->copies);
+    kvs_cuda_graphs_destroy(cuda->graphs);
     kvs_cuda_steps_destroy(cuda->steps);
     kvs_cuda_kernels_destroy(cuda->kernels);
     kvs_cuda_loader_destroy(cuda->loader);
@@ -376,6 +394,7 @@ static const kvs_backend TABLE = {
     .attend_finish = attend_finish,
     .pass_begin = pass_begin,
     .pass_end = pass_end,
+    .binding_forget = binding_forget,
     .describe = describe,
     .device_may_drop = device_may_drop,
     .device_adopt = kvs_cuda_adopt,
@@ -386,11 +405,11 @@ static const kvs_backend TABLE = {
     .destroy = destroy,
 };
 
-static kvs_status create_parts(struct kvs_cuda *cuda, uint64_t wait_limit_ns)
+static kvs_status create_parts(struct kvs_cuda *cuda, const kvs_device_desc *desc)
 {
     kvs_device *device = cuda->device;
     const kvs_cuda_driver *driver = &cuda->driver;
-    kvs_status status = kvs_cuda_waits_create(device, &cuda->driver, wait_limit_ns);
+    kvs_status status = kvs_cuda_waits_create(device, &cuda->driver, desc->wait_limit_ns);
     if (status == KVS_OK) {
         status = KVS_CUDA_CALL(device, driver, stream_create, &cuda->compute, CU_STREAM_NON_BLOCKING);
     }
@@ -409,6 +428,9 @@ static kvs_status create_parts(struct kvs_cuda *cuda, uint64_t wait_limit_ns)
     }
     if (status == KVS_OK) {
         status = kvs_cuda_steps_create(device, driver, cuda->compute, cuda->memory, &cuda->steps);
+    }
+    if (status == KVS_OK && (desc->flags & KVS_DEVICE_NO_GRAPHS) == 0) {
+        status = kvs_cuda_graphs_create(device, driver, cuda->compute, &cuda->graphs);
     }
     return status == KVS_OK ? kvs_cuda_copies_create(device, driver, cuda->readers, &cuda->copies) : status;
 }
@@ -439,7 +461,7 @@ kvs_status kvs_cuda_backend_create(kvs_device *device, const kvs_device_desc *de
                                          .shared_bytes = cuda->driver.shared_bytes,
                                          .cuda = cuda};
     kvs_cuda_enter(&cuda->driver);
-    status = create_parts(cuda, desc->wait_limit_ns);
+    status = create_parts(cuda, desc);
     if (status != KVS_OK) {
         free_parts(cuda);
         return status;

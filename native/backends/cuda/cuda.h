@@ -4,6 +4,7 @@
 
 #include "backends/cuda/copies.h"
 #include "backends/cuda/driver.h"
+#include "backends/cuda/graphs.h"
 #include "backends/cuda/kernels.h"
 #include "backends/cuda/launcher.h"
 #include "backends/cuda/loader.h"
@@ -22,6 +23,9 @@ struct kvs_cuda {
     kvs_cuda_steps *steps;
     kvs_cuda_launcher launcher;
     bool is_early; /* kernels that wait by themselves begin while those before them end */
+    kvs_cuda_graphs *graphs; /* NULL: passes are not recorded */
+    kvs_cuda_turn turn;      /* of the pass under way */
+    kvs_cuda_shape shape;    /* where it is not launched by itself */
 };
 
 #endif

@@ -151,7 +151,12 @@ static kvs_status find_device(kvs_device *device, uint32_t ordinal, kvs_cuda_dri
     if (n_devices <= 0 || ordinal >= (uint32_t)n_devices) {
         return kvs_fail(device, KVS_ENOTFOUND, "no CUDA device %u, the driver has %d", ordinal, n_devices);
     }
-    status = KVS_CUDA_CALL(device, driver, device_get, &driver->device, (int)ordinal);
+    int version = 0;
+    status = KVS_CUDA_CALL(device, driver, driver_version, &version);
+    driver->version = version < 0 ? 0 : (uint32_t)version;
+    if (status == KVS_OK) {
+        status = KVS_CUDA_CALL(device, driver, device_get, &driver->device, (int)ordinal);
+    }
     return status == KVS_OK ? describe(device, driver) : status;
 }
 

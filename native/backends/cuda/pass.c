@@ -1,0 +1,76 @@
+/* pass.c: how a pass runs. Passes of decoding whose pages are all resident are recorded and launched again as one graph: kernels read
+ * what changes from the step block (kernels/step_words.h), which is copied before the graph is launched, so that nothing is patched.
+ * The host goes over the operations of such a pass as of any other one, so that pages are waited for, a pass can be cancelled and a
+ * fault injected between two of them; nothing has been launched until the end.
+ */
+#include "backends/cuda/pass.h"
+
+#include <string.h>
+
+/* Wider passes are prompts or rare. */
+#define MAX_ROWS 64u
+/* From this driver on a recorded kernel may begin while the one before it ends. */
+#define EARLY_GRAPHS 12030u
+
+static bool may_record(const struct kvs_cuda *cuda, const struct kvs_step *step)
+{
+    return cuda->graphs != NULL && step->binding != 0 && step->is_resident && step->n_rows <= MAX_ROWS;
+}
+
+static kvs_cuda_shape shape_of(const struct kvs_cuda *cuda, const struct kvs_step *step)
+{
+    kvs_cuda_shape shape;
+    memset(&shape, 0, sizeof shape); /* shapes are compared as bytes */
+    shape.binding = step->binding;
+    shape.generation = kvs_cuda_steps_generation(cuda->steps);
+    shape.table_pages = kvs_cuda_steps_places(cuda->steps).table_pages;
+    shape.n_rows = step->n_rows;
+    shape.n_out_rows = step->n_out_rows;
+    shape.n_axes = step->n_axes;
+    shape.has_positions = step->positions != NULL;
+    return shape;
+}
+
+bool kvs_cuda_pass_is_early(const struct kvs_cuda *cuda)
+{
+    return cuda->is_early && (cuda->turn != KVS_CUDA_RECORD || cuda->driver.version >= EARLY_GRAPHS);
+}
+
+kvs_status kvs_cuda_pass_begin(struct kvs_cuda *cuda, struct kvs_step *step)
+{
+    cuda->turn = KVS_CUDA_SINGLY;
+    cuda->launcher.places = (kvs_cuda_places){.words = 0};
+    const kvs_status status = kvs_cuda_steps_begin(cuda->steps, step);
+    if (status != KVS_OK || !may_record(cuda, step)) {
+        return status;
+    }
+    cuda->shape = shape_of(cuda, step);
+    const kvs_cuda_turn turn = kvs_cuda_graphs_turn(cuda->graphs, &cuda->shape);
+    if (turn == KVS_CUDA_RECORD) {
+        const kvs_status begun = kvs_cuda_graphs_begin(cuda->graphs);
+        if (begun != KVS_OK) {
+            return begun;
+        }
+    }
+    cuda->turn = turn;
+    if (turn != KVS_CUDA_SINGLY) {
+        cuda->launcher.places = kvs_cuda_steps_places(cuda->steps);
+    }
+    return KVS_OK;
+}
+
+kvs_status kvs_cuda_pass_end(struct kvs_cuda *cuda, bool is_whole)
+{
+    const kvs_cuda_turn turn = cuda->turn;
+    kvs_status status = KVS_OK;
+    cuda->turn = KVS_CUDA_SINGLY;
+    cuda->launcher.places = (kvs_cuda_places){.words = 0};
+    if (turn == KVS_CUDA_RECORD) {
+        status = kvs_cuda_graphs_end(cuda->graphs, &cuda->shape, is_whole);
+    }
+    if (turn != KVS_CUDA_SINGLY && is_whole && status == KVS_OK) {
+        status = kvs_cuda_graphs_launch(cuda->graphs, &cuda->shape);
+    }
+    const kvs_status ended = kvs_cuda_steps_end(cuda->steps, is_whole && status == KVS_OK);
+    return status == KVS_OK ? ended : status;
+}

@@ -1,0 +1,20 @@
+/* pass.h: a pass on a card: launched operation by operation, recorded, or launched again as a whole. */
+#ifndef KVS_NATIVE_BACKENDS_CUDA_PASS_H
+#define KVS_NATIVE_BACKENDS_CUDA_PASS_H
+
+#include "backends/cuda/cuda.h"
+
+/* As the entries of backend.h. The context is entered. */
+kvs_status kvs_cuda_pass_begin(struct kvs_cuda *cuda, struct kvs_step *step);
+kvs_status kvs_cuda_pass_end(struct kvs_cuda *cuda, bool is_whole);
+
+/* Whether operations of the pass under way are launched: those of one that is launched again as a whole are not. */
+static inline bool kvs_cuda_pass_launches(const struct kvs_cuda *cuda)
+{
+    return cuda->turn != KVS_CUDA_REPLAY;
+}
+
+/* Whether a kernel that waits by itself may begin early in the pass under way. */
+bool kvs_cuda_pass_is_early(const struct kvs_cuda *cuda);
+
+#endif
