@@ -68,6 +68,7 @@ class HybridShape:
     lists_recurrent: bool = False
     lists_heads: bool = False
     weight_type: GgmlType = GgmlType.F32
+    head_type: GgmlType | None = None
     rope_base: float | None = 1e7
 
     @property
@@ -153,7 +154,7 @@ def make_tensors(shape: HybridShape, seed: int) -> dict[str, Matrix | Floats]:
     weights.matrix("token_embd", shape.n_embd, shape.n_vocab, std=None if shape.is_tied else 1.0)
     weights.norm("output_norm", shape.n_embd)
     if not shape.is_tied:
-        weights.matrix("output", shape.n_embd, shape.n_vocab)
+        weights.matrix("output", shape.n_embd, shape.n_vocab, kind=shape.head_type)
     for i in range(shape.n_blocks):
         _add_block(weights, i)
     for i in range(shape.n_layers, shape.n_blocks):

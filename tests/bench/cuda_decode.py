@@ -1,10 +1,12 @@
 """Speed on a card: prompts, tokens and verify passes, resident and streamed, of layers as wide as those of a 27B model.
 
     python -m tests.bench.cuda_decode [--layers 8] [--tokens 8192] [--steps 32] [--type Q4_K] [--kernels]
+        [--device cuda] [--rows 1,2,4,6,8,16,49] [--head Q6_K] [--file FILE]
 
 The file is random: rows repeat, so that it is written in seconds. Each figure stands beside what it moves: weights,
 state and pages of a pass over its time. With ``--kernels`` some passes are recorded by CUPTI, which torch brings, and
-device time is summed by kernel.
+device time is summed by kernel. ``--device cuda,graphs=off,early=off`` launches otherwise. With ``--head`` the output
+is a matrix of its own, of 248,320 rows. ``--file`` is written where it is not there yet, and kept.
 """
 
 from __future__ import annotations
@@ -39,12 +41,13 @@ def repeated_rows(
     return np.tile(rows, (-(-n_rows // len(rows)), 1))[:n_rows].reshape(-1)
 
 
-def write(path: Path, n_layers: int, weight_type: str) -> None:
+def write(path: Path, n_layers: int, weight_type: str, head_type: str | None = None) -> None:
     kinds = {kind.name: kind for kind in TYPES_BY_ID.values()}
     shape = HybridShape(
         n_layers=n_layers, n_embd=5120, n_heads=24, n_kv_heads=4, head_dim=256, n_rot=64, sections=(11, 11, 10, 0),
-        n_key_heads=16, n_value_heads=48, state=128, n_ff=17408, n_vocab=65536, n_tokens=1024, ctx=262144,
-        is_tied=True, weight_type=kinds[weight_type],
+        n_key_heads=16, n_value_heads=48, state=128, n_ff=17408, n_vocab=65536 if head_type is None else 248320,
+        n_tokens=1024, ctx=262144, is_tied=head_type is None, weight_type=kinds[weight_type],
+        head_type=None if head_type is None else kinds[head_type],
     )  # fmt: skip
     with mock.patch.object(random_hybrid, "random_tensor_bytes", repeated_rows):
         write_random_hybrid(path, shape)
@@ -95,19 +98,26 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=32)
     parser.add_argument("--type", default="Q4_K")
     parser.add_argument("--kernels", action="store_true")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--rows", type=lambda text: [int(word) for word in text.split(",")], default="1,2,4,6,8,16,49")
+    parser.add_argument("--head")
+    parser.add_argument("--file", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "wide.gguf"
-        begin = time.perf_counter()
-        write(path, options.layers, options.type)
-        print(f"wrote {path.stat().st_size / 1e9:.2f} GB in {time.perf_counter() - begin:.1f} s")
+        path = options.file or Path(folder) / "wide.gguf"
+        if not path.exists():
+            begin = time.perf_counter()
+            part = path.with_suffix(".part")
+            write(part, options.layers, options.type, options.head)
+            part.rename(path)
+            print(f"wrote {path.stat().st_size / 1e9:.2f} GB in {time.perf_counter() - begin:.1f} s", flush=True)
         measure(path, options)
 
 
 def measure(path: Path, options: argparse.Namespace) -> None:
     begin = time.perf_counter()
     ctx = options.tokens + 4096
-    with Model.open(path, device="cuda", ctx_size=ctx, cache_type_k="q8_0", cache_type_v="q4_0") as model:
+    with Model.open(path, device=options.device, ctx_size=ctx, cache_type_k="q8_0", cache_type_v="q4_0") as model:
         print(f"opened in {time.perf_counter() - begin:.1f} s")
         config, weights = model.config, model.report.weight_bytes
         state = 0 if config.hybrid is None else len(config.hybrid.recurrent_layers) * config.hybrid.delta.state_bytes
@@ -118,7 +128,7 @@ def measure(path: Path, options: argparse.Namespace) -> None:
             spent = time.perf_counter() - begin
             print(f"prompt of {options.tokens} tokens: {options.tokens / spent:.0f} tokens/s")
             pages = options.tokens * model.plan.shape.column_bytes // 256
-            for width in (1, 2, 4, 6, 8, 16, 49):
+            for width in options.rows:
                 seconds = time_steps(session, width, options.steps)
                 report(f"resident, {width} rows", seconds, width, weights + 2 * state + pages)
             for width in (1, 6) if options.kernels else ():
