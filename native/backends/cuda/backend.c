@@ -295,7 +295,7 @@ kvs_status kvs_cuda_launch(kvs_cuda_launcher *launcher, const kvs_cuda_key *key,
                               .shared_bytes = shared_bytes,
                               .stream = cuda->compute,
                               .attributes = &early,
-                              .n_attributes = key->waits && kvs_cuda_pass_is_early(cuda) ? 1 : 0};
+                              .n_attributes = kvs_cuda_pass_launches_early(cuda) && key->waits ? 1 : 0};
     const cu_result result = cuda->driver.api.launch(&config, function, arguments, NULL);
     if (result == CU_SUCCESS) {
         return KVS_OK;

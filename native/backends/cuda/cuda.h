@@ -25,6 +25,7 @@ struct kvs_cuda {
     bool is_early; /* kernels that wait by themselves begin while those before them end */
     kvs_cuda_graphs *graphs; /* NULL: passes are not recorded */
     kvs_cuda_turn turn;      /* of the pass under way */
+    uint32_t n_recorded;     /* its launches so far, where they are recorded */
     kvs_cuda_shape shape;    /* where it is not launched by itself */
 };
 

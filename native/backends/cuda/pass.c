@@ -31,14 +31,20 @@ static kvs_cuda_shape shape_of(const struct kvs_cuda *cuda, const struct kvs_ste
     return shape;
 }
 
-bool kvs_cuda_pass_is_early(const struct kvs_cuda *cuda)
+/* Before the first kernel of a recording there is none in it. */
+bool kvs_cuda_pass_launches_early(struct kvs_cuda *cuda)
 {
-    return cuda->is_early && (cuda->turn != KVS_CUDA_RECORD || cuda->driver.version >= EARLY_GRAPHS);
+    if (cuda->turn != KVS_CUDA_RECORD) {
+        return cuda->is_early;
+    }
+    const bool is_first = cuda->n_recorded++ == 0;
+    return cuda->is_early && !is_first && cuda->driver.version >= EARLY_GRAPHS;
 }
 
 kvs_status kvs_cuda_pass_begin(struct kvs_cuda *cuda, struct kvs_step *step)
 {
     cuda->turn = KVS_CUDA_SINGLY;
+    cuda->n_recorded = 0;
     cuda->launcher.places = (kvs_cuda_places){.words = 0};
     const kvs_status status = kvs_cuda_steps_begin(cuda->steps, step);
     if (status != KVS_OK || !may_record(cuda, step)) {

@@ -14,7 +14,7 @@ static inline bool kvs_cuda_pass_launches(const struct kvs_cuda *cuda)
     return cuda->turn != KVS_CUDA_REPLAY;
 }
 
-/* Whether a kernel that waits by itself may begin early in the pass under way. */
-bool kvs_cuda_pass_is_early(const struct kvs_cuda *cuda);
+/* Whether the next launch of the pass under way may begin early, where its kernel waits by itself. */
+bool kvs_cuda_pass_launches_early(struct kvs_cuda *cuda);
 
 #endif
