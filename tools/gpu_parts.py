@@ -29,8 +29,8 @@ TESTS = ("-m", "pytest", "-p", "no:cacheprovider", "--tb=short")
 JOBS = os.environ.get("JOBS", "8")
 DECODE = ("-m", "tests.bench.cuda_decode")
 ANSWER = (
-    "-m", "pykvstream", "generate", "demo-hybrid", "--device", "cuda", "--wait-limit", "600", "--raw", "-p", "Once upon a time", "-n", "4",
-    "--temp", "0",
+    "-m", "pykvstream", "generate", "demo-hybrid", "--device", "cuda", "--wait-limit", "600", "--raw",
+    "-p", "Once upon a time", "-n", "4", "--temp", "0",
 )  # fmt: skip
 NOTHING = "NOTHING FOUND"
 
