@@ -395,7 +395,7 @@ int cuStreamEndCapture(void *stream, void **graph)
 
 int cuGraphDestroy(void *graph) { free(graph); return 0; }
 int cuGraphInstantiateWithFlags(void **exec, void *graph, unsigned long long flags) { BEGIN (void)graph; (void)flags; *exec = malloc(1); n_made++; return 0; }
-int cuGraphUpload(void *exec, void *stream) { BEGIN (void)exec; (void)stream; return 0; }
+int cuGraphUpload(void *exec, void *stream) { BEGIN (void)exec; enters(__func__, stream); return 0; }
 int cuGraphLaunch(void *exec, void *stream) { BEGIN (void)exec; enters(__func__, stream); n_launched++; return is_capturing ? 900 : 0; }
 int cuGraphExecDestroy(void *exec) { free(exec); n_destroyed++; return 0; }
 

@@ -239,3 +239,36 @@ with opened() as model, model.session() as session:
 """
     count = counted(fake, tmp_path, code)
     assert count.made == count.destroyed == 1 and 4 <= count.launched <= 6
+
+
+@pytest.mark.parametrize("stall", ["cuGraphLaunch 1", "cuGraphLaunch 3", "cuGraphUpload 1"])
+@pytest.mark.parametrize("resumes", [False, True])
+def test_a_recorded_pass_that_never_ends_is_undone(fake: Driver, tmp_path: Path, stall: str, resumes: bool) -> None:
+    """When the card goes on, so does the session; when it does not, closing comes back."""
+    code = OPEN + f"""
+import ctypes, os
+fake = ctypes.CDLL("libcuda.so.1")
+with opened(wait_limit_s=0.05) as model, model.session() as session:
+    session.forward([1] * 500)
+    device = model._target.parts[-1].device
+    os.environ["FAKE_CUDA_STALL"] = {stall!r}
+    fake.fake_cuda_reset()
+    for _ in range(6):
+        before = session.tokens
+        try:
+            decode(session, 1)
+        except KvStreamError as error:
+            print(type(error).__name__, error)
+            assert session.tokens == before and device.info.is_lost
+            if not {resumes}:
+                break
+            fake.fake_cuda_resume()
+            decode(session, 1)
+            model.check_integrity()
+    if {resumes}:
+        assert len(session.tokens) == 506 and not device.info.is_lost
+print("closed")
+"""
+    lines = fake.run(code).splitlines()
+    assert len(lines) == 2 and lines[0].startswith("DeviceError") and "the end of a pass of 1 rows" in lines[0]
+    assert lines[1] == "closed"
