@@ -1,14 +1,17 @@
 /* delta.cu: one gated delta net layer: rows that are pending first, then the rows of the pass, one after another.
  *
  * Kernel delta(kvs_delta_params). Macros: KVS_DIM head size (16, 32, 64, 128), KVS_TAPS convolution taps (2 to 8).
- * Grid: (n_value_heads, KVS_DIM / 16). Block: 128; a warp takes four rows of M through all rows of the pass, in registers.
- * No dynamic shared memory. Architecture: 75.
+ * Grid: (n_value_heads, KVS_DIM / 16). Block: 128; a warp takes four rows of M through all rows of the pass, in registers, a
+ * thread some channels of q, k and v through the convolution. No dynamic shared memory. Architecture: 75.
  * Order, however rows were cut into passes and whenever they were folded: sums over a head: lane l takes values
  * l * KVS_DIM / 32 and on, by fused multiply-add (of 16 values lanes 0 to 15 take one), then the tree of kvs_warp_sum. With
  * s = M k a row does d = beta (v - decay s), M = decay M + d k^T, and its output is M q.
  * Holds: chunked passes run the same rows in the same order, so both modes give the same bits.
+ * A block has little to compute and much to wait for: all that it reads of a stretch is asked for before any of it is used, and
+ * the matrix is brought near before the kernel ahead has ended.
  * Twin: native/backends/cpu/delta.c, delta_reference.c.
  */
+#include "delta_input.cuh"
 #include "grid.cuh"
 #include "step_words.h"
 #include "weight_math.cuh"
@@ -20,60 +23,28 @@
 #define BLOCK_ROWS (WARPS * WARP_ROWS) /* of M */
 #define STRETCH 8                      /* rows of the pass whose q, k and v are held at a time */
 #define VALUES (KVS_DIM >= 32 ? KVS_DIM / 32 : 1)
+#define COLUMNS (2 * KVS_DIM + BLOCK_ROWS) /* channels of a block: q, k, its own of v */
+#define THREAD_COLUMNS ((COLUMNS + THREADS - 1) / THREADS)
 
 typedef kvs_delta_params params_t;
 
 struct stretch_t {
-    float q[STRETCH][KVS_DIM];
-    float k[STRETCH][KVS_DIM];
-    float v[STRETCH][BLOCK_ROWS];
+    float rows[STRETCH][COLUMNS]; /* q, k, v */
     float beta[STRETCH];
     float decay[STRETCH];
 };
 
-static __device__ unsigned int channels(const params_t &p)
+/* The channel of a block's column. */
+static __device__ unsigned int channel_of(const params_t &p, unsigned int column)
 {
-    return KVS_DIM * (2 * p.n_key_heads + p.n_value_heads);
-}
-
-static __device__ unsigned int log_values(const params_t &p)
-{
-    return channels(p) + 2 * p.n_value_heads;
-}
-
-/* Inputs of a row; those before the first pending one are the convolution tail. */
-static __device__ const float *input_row(const params_t &p, int row)
-{
-    if (row < 0) {
-        return (const float *)p.conv_in + (unsigned long long)(row + KVS_TAPS - 1) * channels(p);
-    }
-    if (row < (int)p.n_pending) {
-        return (const float *)p.log_in + (unsigned long long)row * log_values(p);
-    }
-    return (const float *)p.inputs + (unsigned long long)(row - (int)p.n_pending) * channels(p);
-}
-
-/* First channel of the head's q (part 0), k or v. */
-static __device__ unsigned int part_channel(const params_t &p, unsigned int head, unsigned int part)
-{
-    return (part * p.n_key_heads + (part == 2 ? head : head % p.n_key_heads)) * KVS_DIM;
-}
-
-static __device__ float convolve(const params_t &p, int row, unsigned int channel)
-{
-    const float *weights = (const float *)p.conv + (unsigned long long)channel * KVS_TAPS;
-    float sum = __fmul_rn(weights[0], input_row(p, row - KVS_TAPS + 1)[channel]);
-#pragma unroll
-    for (int tap = 1; tap < KVS_TAPS; tap++) {
-        sum = __fmaf_rn(weights[tap], input_row(p, row - KVS_TAPS + 1 + tap)[channel], sum);
-    }
-    return kvs_silu(sum);
+    const unsigned int part = column / KVS_DIM < 2 ? column / KVS_DIM : 2;
+    return kvs_delta_part_channel(p, blockIdx.x, part) + column - part * KVS_DIM + (part == 2 ? blockIdx.y * BLOCK_ROWS : 0);
 }
 
 static __device__ void gates_of(const params_t &p, unsigned int head, unsigned int row, float &beta, float &alpha)
 {
     if (row < p.n_pending) {
-        const float *gates = input_row(p, (int)row) + channels(p);
+        const float *gates = kvs_delta_input_row(p, (int)row) + kvs_delta_channels(p);
         beta = gates[head];
         alpha = gates[p.n_value_heads + head];
         return;
@@ -114,6 +85,29 @@ static __device__ __forceinline__ void store_lane(float *to, const float (&from)
     }
 }
 
+/* A row of M: 16 bytes at a time where a lane has as many. */
+static __device__ __forceinline__ void load_row(float (&to)[VALUES], const float *from)
+{
+#if KVS_DIM == 128
+    const float4 values = ((const float4 *)from)[threadIdx.x % 32];
+    to[0] = values.x;
+    to[1] = values.y;
+    to[2] = values.z;
+    to[3] = values.w;
+#else
+    load_lane(to, from);
+#endif
+}
+
+static __device__ __forceinline__ void store_row(float *to, const float (&from)[VALUES])
+{
+#if KVS_DIM == 128
+    ((float4 *)to)[threadIdx.x % 32] = {from[0], from[1], from[2], from[3]};
+#else
+    store_lane(to, from);
+#endif
+}
+
 /* A warp's: x *= 1 / sqrt(sum x^2 + eps) * scale. */
 static __device__ void normalise(float *x, float eps, float scale)
 {
@@ -129,34 +123,56 @@ static __device__ void normalise(float *x, float eps, float scale)
 }
 
 /* What the recurrence takes of rows begin to begin + n - 1; q of rows with an output alone. */
-static __device__ void prepare(const params_t &p, stretch_t &stretch, unsigned int begin, unsigned int n)
+static __device__ void prepare(const params_t &p, kvs_delta_window (&windows)[THREAD_COLUMNS], stretch_t &stretch,
+                               unsigned int begin, unsigned int n)
 {
     const unsigned int head = blockIdx.x;
-    const unsigned int width = 2 * KVS_DIM + BLOCK_ROWS;
-    for (unsigned int at = threadIdx.x; at < n * width; at += THREADS) {
-        const unsigned int t = at / width, column = at % width;
-        const unsigned int part = column < KVS_DIM ? 0 : column < 2 * KVS_DIM ? 1 : 2;
-        const unsigned int i = part == 2 ? column - 2 * KVS_DIM : column % KVS_DIM;
-        if (part == 0 && begin + t < p.n_pending) {
-            stretch.q[t][i] = 0.0f;
-            continue;
+    float inputs[THREAD_COLUMNS][STRETCH], beta = 0.0f, alpha = 0.0f;
+#pragma unroll
+    for (int t = 0; t < STRETCH; t++) {
+        const float *row = kvs_delta_input_row(p, (int)(begin + t));
+#pragma unroll
+        for (int c = 0; c < THREAD_COLUMNS; c++) {
+            const unsigned int column = threadIdx.x + c * THREADS;
+            inputs[c][t] = t < (int)n && column < COLUMNS ? row[channel_of(p, column)] : 0.0f;
         }
-        const unsigned int channel = part_channel(p, head, part) + i + (part == 2 ? blockIdx.y * BLOCK_ROWS : 0);
-        const float value = convolve(p, (int)(begin + t), channel);
-        *(part == 0 ? &stretch.q[t][i] : part == 1 ? &stretch.k[t][i] : &stretch.v[t][i]) = value;
     }
     if (threadIdx.x < n) {
-        float beta, alpha;
         gates_of(p, head, begin + threadIdx.x, beta, alpha);
+    }
+#pragma unroll
+    for (int t = 0; t < STRETCH; t++) {
+#pragma unroll
+        for (int c = 0; c < THREAD_COLUMNS; c++) {
+            if (t < (int)n && threadIdx.x + c * THREADS < COLUMNS) {
+                stretch.rows[t][threadIdx.x + c * THREADS] = inputs[c][t];
+            }
+        }
+    }
+    /* One copy of this code: a pass of one row must not jump over those of seven others. */
+#pragma unroll 1
+    for (unsigned int t = 0; t < n; t++) {
+#pragma unroll
+        for (int c = 0; c < THREAD_COLUMNS; c++) {
+            if (threadIdx.x + c * THREADS < COLUMNS) {
+                float &value = stretch.rows[t][threadIdx.x + c * THREADS];
+                value = windows[c].take(value);
+            }
+        }
+    }
+    if (threadIdx.x < n) {
         const float rate = kvs_softplus(__fadd_rn(alpha, ((const float *)p.dt_bias)[head]));
         stretch.beta[threadIdx.x] = kvs_sigmoid(beta);
         stretch.decay[threadIdx.x] = kvs_exp(__fmul_rn(((const float *)p.decay)[head], rate));
     }
     __syncthreads();
     const float scale = __fdiv_rn(1.0f, __fsqrt_rn((float)KVS_DIM));
-    for (unsigned int t = threadIdx.x / 32; t < n; t += WARPS) {
-        normalise(stretch.q[t], p.norm_eps, scale);
-        normalise(stretch.k[t], p.norm_eps, 1.0f);
+#pragma unroll 1
+    for (unsigned int at = threadIdx.x / 32; at < 2 * n; at += WARPS) {
+        const unsigned int t = at / 2, is_key = at % 2;
+        if (is_key || begin + t >= p.n_pending) {
+            normalise(stretch.rows[t] + is_key * KVS_DIM, p.norm_eps, is_key ? 1.0f : scale);
+        }
     }
     __syncthreads();
 }
@@ -167,15 +183,15 @@ static __device__ __forceinline__ void step(const stretch_t &stretch, unsigned i
     const unsigned int first = threadIdx.x / 32 * WARP_ROWS;
     const float beta = stretch.beta[t], decay = stretch.decay[t];
     float k[VALUES], q[VALUES], dots[WARP_ROWS];
-    load_lane(k, stretch.k[t]);
-    load_lane(q, stretch.q[t]);
+    load_lane(q, stretch.rows[t]);
+    load_lane(k, stretch.rows[t] + KVS_DIM);
 #pragma unroll
     for (int r = 0; r < WARP_ROWS; r++) {
         dots[r] = kvs_warp_sum(lane_dot(m[r], k));
     }
 #pragma unroll
     for (int r = 0; r < WARP_ROWS; r++) {
-        const float d = __fmul_rn(beta, __fmaf_rn(-decay, dots[r], stretch.v[t][first + r]));
+        const float d = __fmul_rn(beta, __fmaf_rn(-decay, dots[r], stretch.rows[t][2 * KVS_DIM + first + r]));
 #pragma unroll
         for (int i = 0; i < VALUES; i++) {
             m[r][i] = __fmaf_rn(d, k[i], __fmul_rn(decay, m[r][i]));
@@ -206,22 +222,22 @@ static __device__ void write_matrix(const params_t &p, const float (&m)[WARP_ROW
 {
 #pragma unroll
     for (int r = 0; r < WARP_ROWS; r++) {
-        store_lane(matrix_row(p, p.matrix_out, r), m[r]);
+        store_row(matrix_row(p, p.matrix_out, r), m[r]);
     }
 }
 
-static __device__ void run_rows(const params_t &p, stretch_t &stretch, unsigned int n_total, unsigned int n_fold)
+/* Rows of the pass through the matrix `m` that they find. */
+static __device__ void run_rows(const params_t &p, kvs_delta_window (&windows)[THREAD_COLUMNS], float (&m)[WARP_ROWS][VALUES],
+                                unsigned int n_total, unsigned int n_fold)
 {
+    __shared__ stretch_t stretch;
     const unsigned int stride = p.n_value_heads * KVS_DIM;
     float *outs = (float *)p.out + (unsigned long long)blockIdx.x * KVS_DIM + blockIdx.y * BLOCK_ROWS;
-    float m[WARP_ROWS][VALUES];
-#pragma unroll
-    for (int r = 0; r < WARP_ROWS; r++) {
-        load_lane(m[r], matrix_row(p, p.matrix_in, r));
-    }
+#pragma unroll 1
     for (unsigned int begin = 0; begin < n_total; begin += STRETCH) {
         const unsigned int n = n_total - begin < STRETCH ? n_total - begin : STRETCH;
-        prepare(p, stretch, begin, n);
+        prepare(p, windows, stretch, begin, n);
+#pragma unroll 1
         for (unsigned int t = 0; t < n; t++) {
             const unsigned int row = begin + t;
             if (row == n_fold) {
@@ -236,33 +252,55 @@ static __device__ void run_rows(const params_t &p, stretch_t &stretch, unsigned 
     }
 }
 
-/* Sixteen channels of each part of the head; q and k belong to the first value head of their key head. */
-static __device__ void copy_channels(const params_t &p, const float *from, float *to)
+/* Sixteen channels of each part of the head, of N rows from `first` on (those that the caller wants); q and k belong to the first
+ * value head of their key head. All are read before the first is written. */
+template <int N, class Wanted, class Target>
+static __device__ void copy_rows(const params_t &p, int first, Wanted is_wanted, Target target)
 {
     const unsigned int part = threadIdx.x / BLOCK_ROWS, i = threadIdx.x % BLOCK_ROWS;
-    if (part < 3 && (part == 2 || blockIdx.x < p.n_key_heads)) {
-        const unsigned int channel = part_channel(p, blockIdx.x, part) + blockIdx.y * BLOCK_ROWS + i;
-        to[channel] = from[channel];
+    if (part >= 3 || (part < 2 && blockIdx.x >= p.n_key_heads)) {
+        return;
+    }
+    const unsigned int channel = kvs_delta_part_channel(p, blockIdx.x, part) + blockIdx.y * BLOCK_ROWS + i;
+    float values[N];
+#pragma unroll
+    for (int row = 0; row < N; row++) {
+        values[row] = is_wanted(row) ? kvs_delta_input_row(p, first + row)[channel] : 0.0f;
+    }
+#pragma unroll
+    for (int row = 0; row < N; row++) {
+        if (is_wanted(row)) {
+            target(row)[channel] = values[row];
+        }
     }
 }
 
 /* Convolution inputs before row `end`, and the rows of a logged pass. */
 static __device__ void leave_behind(const params_t &p, unsigned int end)
 {
-    for (int i = 0; i < KVS_TAPS - 1; i++) {
-        copy_channels(p, input_row(p, (int)end - KVS_TAPS + 1 + i), (float *)p.conv_out + (unsigned long long)i * channels(p));
+    const unsigned long long channels = kvs_delta_channels(p), values = kvs_delta_log_values(p);
+    float *conv = (float *)p.conv_out, *log = (float *)p.log_out;
+    copy_rows<KVS_TAPS - 1>(
+        p, (int)end - KVS_TAPS + 1, [](int) { return true; }, [=](int row) { return conv + row * channels; });
+    if (!p.is_logged) {
+        return;
     }
-    for (unsigned int row = 0; p.is_logged && row < p.n_rows; row++) {
-        float *to = (float *)p.log_out + (unsigned long long)row * log_values(p);
-        copy_channels(p, input_row(p, (int)(p.n_pending + row)), to);
-        if (threadIdx.x == 0 && blockIdx.y == 0) {
-            float *gates = to + channels(p);
+#pragma unroll 1
+    for (unsigned int begin = 0; begin < p.n_rows; begin += STRETCH) {
+        copy_rows<STRETCH>(
+            p, (int)(p.n_pending + begin), [&](int row) { return begin + row < p.n_rows; },
+            [=](int row) { return log + (begin + row) * values; });
+    }
+    if (blockIdx.y == 0) {
+        for (unsigned int row = threadIdx.x; row < p.n_rows; row += THREADS) {
+            float *gates = log + row * values + channels;
             gates_of(p, blockIdx.x, p.n_pending + row, gates[blockIdx.x], gates[p.n_value_heads + blockIdx.x]);
         }
     }
 }
 
-/* What a launch of a recorded pass finds in the picture of its pass. */
+/* What a launch of a recorded pass finds in the picture of its pass, which is on the device before the first kernel of a recording
+ * begins: no wait is needed. */
 static __device__ __forceinline__ params_t params_of_pass(params_t p)
 {
     if (p.step != 0) {
@@ -278,14 +316,45 @@ static __device__ __forceinline__ params_t params_of_pass(params_t p)
     return p;
 }
 
+/* Nothing is read: what an earlier pass may still write is right wherever it lies when it is read. */
+static __device__ void bring_near(const float *row)
+{
+#ifdef __CUDACC__
+    if (threadIdx.x % 32 * 8 < KVS_DIM) {
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(row + threadIdx.x % 32 * 8));
+    }
+#else
+    (void)row;
+#endif
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS) delta(const kvs_delta_params given)
 {
     kvs_let_next_begin();
-    kvs_wait_for_previous();
     const params_t p = params_of_pass(given);
-    __shared__ stretch_t stretch;
+#pragma unroll
+    for (int r = 0; r < WARP_ROWS; r++) {
+        bring_near(matrix_row(p, p.matrix_in, r));
+    }
+    kvs_delta_window windows[THREAD_COLUMNS];
+#pragma unroll
+    for (int c = 0; c < THREAD_COLUMNS; c++) {
+        const unsigned int column = threadIdx.x + c * THREADS;
+        windows[c].begin_weights(p, channel_of(p, column < COLUMNS ? column : 0));
+    }
+    kvs_wait_for_previous();
+    float m[WARP_ROWS][VALUES];
+#pragma unroll
+    for (int r = 0; r < WARP_ROWS; r++) {
+        load_row(m[r], matrix_row(p, p.matrix_in, r));
+    }
+#pragma unroll
+    for (int c = 0; c < THREAD_COLUMNS; c++) {
+        const unsigned int column = threadIdx.x + c * THREADS;
+        windows[c].begin_inputs(p, channel_of(p, column < COLUMNS ? column : 0), 0);
+    }
     const unsigned int n_total = p.n_pending + p.n_rows;
     const unsigned int n_fold = p.is_logged ? p.n_pending : n_total;
-    run_rows(p, stretch, n_total, n_fold);
     leave_behind(p, n_fold);
+    run_rows(p, windows, m, n_total, n_fold);
 }

@@ -40,9 +40,23 @@ struct kvs_delta_window {
 
     __device__ void begin(const kvs_delta_params &p, unsigned int channel, int row)
     {
+        begin_weights(p, channel);
+        begin_inputs(p, channel, row);
+    }
+
+    __device__ void begin_weights(const kvs_delta_params &p, unsigned int channel)
+    {
 #pragma unroll
         for (int tap = 0; tap < KVS_TAPS; tap++) {
             weights[tap] = ((const float *)p.conv)[(unsigned long long)channel * KVS_TAPS + tap];
+        }
+    }
+
+    /* What lies before `row`, which is taken next. */
+    __device__ void begin_inputs(const kvs_delta_params &p, unsigned int channel, int row)
+    {
+#pragma unroll
+        for (int tap = 0; tap < KVS_TAPS; tap++) {
             inputs[tap] = tap == 0 ? 0.0f : kvs_delta_input_row(p, row - KVS_TAPS + tap)[channel];
         }
     }
