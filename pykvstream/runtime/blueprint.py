@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from enum import Enum
 
 from pykvstream.core.bank import snapshot_bytes
-from pykvstream.core.cuda import CudaDevice
 from pykvstream.core.device import Device
 from pykvstream.core.kv import KvFlag, KvLayer, record_layout
 from pykvstream.core.state import CHUNK_TOKENS, state_bytes
@@ -149,7 +148,7 @@ class Blueprint:
         self.options = options
         self.span = span or LayerSpan.whole(config)
         has_head = options.mtp and self.span.is_last
-        self.front = self._front(device) if self.span.is_last else None
+        self.front = self._front() if self.span.is_last else None
         self._has_own_memory = device.info.has_own_memory
         layer = kv_layer(config, options)
         record = record_layout(layer)
@@ -213,10 +212,8 @@ class Blueprint:
             delta_mode=mode,
         )
 
-    def _front(self, device: Device) -> FrontSpec | None:
-        """Of decode passes: a card has no kernel of it yet."""
-        if isinstance(device, CudaDevice):
-            return None
+    def _front(self) -> FrontSpec:
+        """Of decode passes."""
         tokens = self.file.metadata.get("tokenizer.ggml.tokens", ())
         n_tokens = len(tokens) if isinstance(tokens, Sized) else 0
         return FrontSpec(FRONT_BEST, min(n_tokens or self.config.n_vocab, self.config.n_vocab))

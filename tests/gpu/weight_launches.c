@@ -1,4 +1,4 @@
-/* weight_launches.c: operations of the weight side without a backend: bound operations built from flat arguments, launches handed
+/* weight_launches.c: operations of the weight side, and the sampling front, without a backend: bound operations built from flat arguments, launches handed
  * to whoever runs kernels. */
 #include "backends/cuda/launcher.h"
 #include "backends/cuda/weight_form.h"
@@ -118,8 +118,14 @@ EXPORT int scratch_bytes(const flat_op *flat, uint32_t max_rows, uint64_t *bytes
 {
     kvs_weight_view views[6];
     const kvs_bound_op op = bind(flat, views);
-    return flat->code == KVS_OP_MATMUL ? kvs_cuda_scratch_matmul(&launcher, &op, max_rows, bytes)
-                                       : kvs_cuda_scratch_experts(&launcher, &op, max_rows, bytes);
+    switch (flat->code) {
+    case KVS_OP_MATMUL:
+        return kvs_cuda_scratch_matmul(&launcher, &op, max_rows, bytes);
+    case KVS_OP_FRONT:
+        return kvs_cuda_scratch_front(&launcher, &op, max_rows, bytes);
+    default:
+        return kvs_cuda_scratch_experts(&launcher, &op, max_rows, bytes);
+    }
 }
 
 EXPORT int run_op(const flat_op *flat)
@@ -132,6 +138,8 @@ EXPORT int run_op(const flat_op *flat)
         return kvs_cuda_launch_embed(&launcher, &op, &step);
     case KVS_OP_MATMUL:
         return kvs_cuda_launch_matmul(&launcher, &op, &step);
+    case KVS_OP_FRONT:
+        return kvs_cuda_launch_front(&launcher, &op, &step);
     default:
         return kvs_cuda_launch_experts(&launcher, &op, &step);
     }

@@ -1,4 +1,4 @@
-"""Operations of the weight side run by their own launchers, on any engine of ``kernel_engine``.
+"""Operations of the weight side and the sampling front by their own launchers, on any engine of ``kernel_engine``.
 
 The launchers are C of the backend: they are compiled beside ``weight_launches.c``, which hands each launch to the
 engine. Memory that operations write begins as 0xff, so that what nobody writes shows.
@@ -25,13 +25,13 @@ from tests.gpu.kernel_engine import Engine, Parameters
 
 ROOT = Path(__file__).parents[2]
 LAUNCHES = Path(__file__).parent / "weight_launches.c"
-BACKEND = ("launch_delta", "launch_experts", "launch_matmul", "product", "weight_form")
+BACKEND = ("launch_delta", "launch_experts", "launch_front", "launch_matmul", "product", "weight_form")
 BASE = ("block_grid", "blocks", "types")
 Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
 Bytes = npt.NDArray[np.uint8]
 
-EMBED, MATMUL, EXPERTS = 0, 2, 12
+EMBED, MATMUL, EXPERTS, FRONT = 0, 2, 12, 13
 STORE, STORE_ADD, SWIGLU = range(3)
 GROUP: Final = 32
 FEW: Final = 2
@@ -49,6 +49,7 @@ _STRUCTS = {
     "delta": "kvs_delta_params",
     "delta_chunk": "kvs_delta_chunk_params",
     "glu": "kvs_glu_params",
+    "front": "kvs_front_params",
 }
 
 
@@ -173,6 +174,7 @@ class WeightRig:
         self.engine = engine
         self.parameters = Parameters("weight_params.h")
         self.row_parameters = Parameters("attend_params.h")
+        self._others = {"glu": self.row_parameters, "front": Parameters("front_params.h")}
         self._launches = launches
         self._callback = _LAUNCH(self._launch)
         self._problem: BaseException | None = None
@@ -193,8 +195,7 @@ class WeightRig:
         self, source: bytes, kernel: bytes, n_macros: int, macros: Any, grid: Any, block: int, shared: int, params: int
     ) -> int:
         name = source.decode()
-        owner = self.row_parameters if name == "glu" else self.parameters
-        struct = owner.read(_STRUCTS[name], params)
+        struct = self._others.get(name, self.parameters).read(_STRUCTS[name], params)
         values = {macros[i].name.decode(): macros[i].value for i in range(n_macros)}
         self.launched.append((name, values, shared))
         try:
@@ -242,6 +243,18 @@ class WeightRig:
         n_bytes = ctypes.c_uint64()
         assert self._launches.scratch_bytes(ctypes.byref(op), max_rows, ctypes.byref(n_bytes)) == 0
         return self.room(n_bytes.value)
+
+    def front(self, rows: Floats, n_tokens: int, n_best: int, max_rows: int = 0) -> npt.NDArray[np.uint32]:
+        """The words of each row; scratch as for ``max_rows``, by default for as many as there are."""
+        n_rows, n_cols = rows.shape
+        op = FlatOp(code=FRONT, n_rows=n_rows)
+        op.inputs[0], op.in_cols[0] = self.put(rows), n_cols
+        op.u[0], op.u[1] = n_best, n_tokens
+        op.out_cols[0] = 2 * n_best + 4
+        op.out[0] = self.room(4 * n_rows * op.out_cols[0])
+        op.scratch = self.scratch(op, max(n_rows, max_rows))
+        self.checked("run_op", op)
+        return self.engine.download(op.out[0], (n_rows, op.out_cols[0]), np.uint32)
 
     def embed(self, table: Weight, tokens: Sequence[int]) -> Floats:
         op = FlatOp(code=EMBED, n_rows=len(tokens))

@@ -323,19 +323,22 @@ def test_settings_that_need_whole_rows_are_named(rig: FrontRig, params: Sampling
     assert_same(sampler, row, 9, Front.of(rig.run(row[None])[0], 9))
 
 
-def test_a_card_refuses_it_by_name_and_its_models_go_without(tmp_path: Path) -> None:
-    with CudaPlanner(90) as card, pytest.raises(Unsupported, match="no kernel of the sampling front"):
-        seal_front(card)
+@pytest.mark.parametrize("arch", [75, 90, 120])
+def test_a_card_has_kernels_of_it_and_refuses_more_columns_than_they_find(tmp_path: Path, arch: int) -> None:
+    with CudaPlanner(arch) as card:
+        with pytest.raises(Unsupported, match="a sampling front of 129 columns: a card finds the best 128"):
+            seal_front(card, n_best=FRONT_BEST + 1, n_cols=300, n_tokens=300)
+        seal_front(card, n_best=FRONT_BEST, n_cols=CHUNK * 128, n_tokens=CHUNK * 128)
+        assert "front" in [key.source for key, _ in card.kernels()]
     path = tmp_path / "model.gguf"
     write_random_model(path, head_dim=32)
     file = GgufFile.open(path)
     options = TargetOptions(cache_type("Q8_0"), cache_type("Q8_0"), 64, 512)
     config = ModelConfig.from_gguf(file)
-    has_front = []
-    for device in (CudaPlanner(90), Device(1)):
+    for device in (CudaPlanner(arch), Device(1)):
         with device, closing(Blueprint(file, config, device, options, declared=True)) as blueprint:
-            has_front.append(blueprint.front is not None)
-    assert has_front == [False, True]
+            assert blueprint.front is not None and blueprint.front.n_best == FRONT_BEST
+            assert not isinstance(device, CudaPlanner) or "front" in [key.source for key, _ in device.kernels()]
 
 
 @pytest.mark.parametrize("name", ["default", "greedy", "penalties", "xtc"])

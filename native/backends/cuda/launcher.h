@@ -80,6 +80,8 @@ kvs_status kvs_cuda_launch_norm(kvs_cuda_launcher *launcher, const kvs_bound_op 
 kvs_status kvs_cuda_launch_glu(kvs_cuda_launcher *launcher, const kvs_bound_op *op, const struct kvs_step *step);
 kvs_status kvs_cuda_launch_add(kvs_cuda_launcher *launcher, const kvs_bound_op *op, const struct kvs_step *step);
 kvs_status kvs_cuda_launch_gather(kvs_cuda_launcher *launcher, const kvs_bound_op *op, const struct kvs_step *step);
+kvs_status kvs_cuda_scratch_front(kvs_cuda_launcher *launcher, const kvs_bound_op *op, uint32_t max_rows, uint64_t *bytes);
+kvs_status kvs_cuda_launch_front(kvs_cuda_launcher *launcher, const kvs_bound_op *op, const struct kvs_step *step);
 
 /* Weight side. A dry delta operation asks for the kernels of kvs_cuda_launch_delta_fold too. */
 kvs_status kvs_cuda_scratch_matmul(kvs_cuda_launcher *launcher, const kvs_bound_op *op, uint32_t max_rows, uint64_t *bytes);

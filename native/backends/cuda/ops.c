@@ -24,14 +24,11 @@ static const launch LAUNCHES[] = {
     [KVS_OP_GATHER] = kvs_cuda_launch_gather,
     [KVS_OP_DELTA] = kvs_cuda_launch_delta,
     [KVS_OP_EXPERTS] = kvs_cuda_launch_experts,
-    [KVS_OP_FRONT] = NULL,
+    [KVS_OP_FRONT] = kvs_cuda_launch_front,
 };
 
 kvs_status kvs_cuda_run_op(kvs_cuda_launcher *launcher, const kvs_bound_op *op, const struct kvs_step *step)
 {
-    if (op->code == KVS_OP_FRONT) {
-        return kvs_fail(launcher->device, KVS_EUNSUPPORTED, "a card has no kernel of the sampling front: its logits go to the host whole");
-    }
     if (op->code >= sizeof LAUNCHES / sizeof *LAUNCHES || LAUNCHES[op->code] == NULL) {
         return kvs_fail(launcher->device, KVS_EUNSUPPORTED, "operation %u has no kernel", op->code);
     }
@@ -50,6 +47,8 @@ static kvs_status scratch_bytes(kvs_cuda_launcher *launcher, const kvs_bound_op 
         return kvs_cuda_scratch_delta(launcher, op, max_rows, bytes);
     case KVS_OP_EXPERTS:
         return kvs_cuda_scratch_experts(launcher, op, max_rows, bytes);
+    case KVS_OP_FRONT:
+        return kvs_cuda_scratch_front(launcher, op, max_rows, bytes);
     default:
         return KVS_OK;
     }
