@@ -40,6 +40,7 @@ from pykvstream.runtime.mtp_drafter import MtpDrafter
 from pykvstream.runtime.opening import Wish, open_target, packs_of
 from pykvstream.runtime.part import PartReport
 from pykvstream.runtime.pieces import Piece
+from pykvstream.runtime.rows import Logits
 from pykvstream.runtime.saving import Saved, weights_digest
 from pykvstream.runtime.session import ForwardProgress, LogitsWanted, TokenSession
 from pykvstream.runtime.target import MemoryReport, Phase, Progress, Target, TargetOptions, require_token_ids
@@ -637,7 +638,7 @@ class _Generation:
         if not ids and not self._core.tokens:
             raise InvalidArgument("an empty prompt in an empty conversation")
         marks = self._chat.marks(self._session.model.tokenizer) if self._chat is not None else ()
-        logits = self._prefill(ids, marks)
+        logits: Logits = self._prefill(ids, marks)
         if self._chat is not None:
             self._session._transcript.begin(self._chat)
         n_emitted = 0
@@ -666,18 +667,18 @@ class _Generation:
         has_front, progress = self._sampler.rows_needed_by is None, self._on_progress
         logits = self._core.forward(ids, phase=phase, on_progress=progress, marks=marks, with_front=has_front)
         self._sampler.restore(SamplerState(seed=self._session.seed, tokens=self._core.tokens))
-        self._steps.begin(self._sampler)
+        self._steps.begin(self._sampler, may_force=self._limit is not None)
         row: NDArray[np.float32] = logits[0]
         return row
 
-    def _emit(self, logits: NDArray[np.float32], is_last: bool) -> Piece:
+    def _emit(self, logits: Logits, is_last: bool) -> Piece:
         position = self._core.n_tokens
         is_last = is_last or position + 1 == self._core.ctx_tokens
         forced = self._limit.forced() if self._limit is not None else None
         if forced is None:
             choice = self._steps.choose(self._sampler, logits, position)
         else:
-            choice = self._sampler.score(forced, logits, position, self._steps.front(position))
+            choice = self._steps.score(self._sampler, forced, logits, position)
         self._sampler.accept(choice.token)
         self._core.push(choice.token)
         self._steps.take(choice.token)

@@ -156,7 +156,8 @@ typedef struct kvs_pass_desc {
     uint32_t n_out_rows;
     uint32_t n_outputs;
     const uint32_t *out_rows;    /* [n_out_rows] rows of the pass, rising */
-    float *const *outputs;       /* [n_outputs] one per OUTPUT tensor in the order they were added, [rows][cols] */
+    float *const *outputs;       /* [n_outputs] one per OUTPUT tensor in the order they were added, [rows][cols]. NULL, on a device
+                                  * with memory of its own: the rows stay there, for kvs_binding_read_output */
     const uint32_t *cancel;      /* read between operations; nonzero stops the pass. May be NULL */
     uint32_t n_axes;             /* of positions: 1 (or 0), the same on every axis, or 3 */
     uint32_t reserved;
@@ -222,6 +223,17 @@ void kvs_binding_release(kvs_binding *binding);
  * another sequence or position; EBUSY no pass open, or the state's last pass not accepted; ECANCELLED; EIO; the hook's. After
  * an error only kvs_pager_end(pager, 0) and kvs_state_accept(state, seq, 0) are legal */
 kvs_status kvs_binding_run(kvs_binding *binding, const kvs_pass_desc *pass);
+
+/* The number of the binding's newest pass, by which its outputs are read: no two passes of a device have one. 0: it failed, none
+ * has been run, or the device has no memory of its own. thread: owner of the device's work. errors: EINVAL */
+kvs_status kvs_binding_get_pass(kvs_binding *binding, uint64_t *pass);
+
+/* Rows of an output of a pass, from where the device still has them: of any output, whether the pass handed it out or not.
+ * own: caller. shape: to [n_rows][cols]. thread: owner of the device's work. errors: EINVAL rows or an output that the pass did
+ * not have; ESTALE the device has begun another pass since; EUNSUPPORTED a device without memory of its own, whose caller has
+ * all outputs; EIO */
+kvs_status kvs_binding_read_output(kvs_binding *binding, uint64_t pass, uint32_t output, uint32_t first_row, uint32_t n_rows,
+                                   float *to);
 
 /* cffi:end */
 

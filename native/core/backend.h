@@ -95,6 +95,9 @@ typedef struct kvs_backend {
     kvs_status (*pass_end)(void *self, bool is_whole);
     /* What was kept to run passes of a binding again goes. NULL: nothing is kept. thread: any, outside a pass */
     void (*binding_forget)(void *self, uint64_t binding);
+    /* Bytes of an output of the whole pass of a number, KVS_ESTALE where that is not the newest. NULL: operations write to the
+     * caller's memory, who must have some for each output. */
+    kvs_status (*read_output)(void *self, uint64_t number, uint32_t output, uint64_t offset, uint64_t bytes, void *to);
     /* Name, architecture and memory of a card; NULL where there is nothing to say. */
     void (*describe)(void *self, kvs_device_info *info);
     /* Whether this memory of another's is the device's, refused by name; NULL: any is. */

@@ -18,6 +18,10 @@ struct kvs_binding {
     kvs_bound_op *ops;
     kvs_rows_shape *outputs;
     kvs_rows_shape *inputs; /* behind the outputs */
+    uint64_t pass;          /* number of the newest pass, 0 where none has succeeded; its rows */
+    uint32_t n_rows;
+    uint32_t n_out_rows;
+    uint32_t had_front;
 };
 
 static void bind_operand(const kvs_tape *tape, uint32_t id, uint64_t workspace, kvs_operand *operand)
@@ -51,6 +55,12 @@ static void bind_shapes(kvs_binding *binding)
         if (tensor->output_slot != KVS_NONE) {
             kvs_rows_shape *shapes = tensor->kind == KVS_TENSOR_INPUT ? binding->inputs : binding->outputs;
             shapes[tensor->output_slot] = (kvs_rows_shape){.cols = tensor->cols, .rows = tensor->rows};
+        }
+    }
+    for (uint32_t i = 0; i < tape->n_ops; i++) {
+        const kvs_bound_op *op = &binding->ops[i];
+        if (op->code == KVS_OP_FRONT) {
+            binding->outputs[op->out[0].output_slot].is_front = 1;
         }
     }
 }
@@ -133,8 +143,8 @@ kvs_status kvs_tape_bind(kvs_tape *tape, kvs_arena *arena, kvs_lease *workspace,
                           .ops = ops,
                           .outputs = outputs,
                           .inputs = outputs + tape->n_outputs};
-    bind_shapes(made);
     bind_ops(made, kvs_lease_address(workspace));
+    bind_shapes(made);
     made->id = is_prompt(tape, ops) ? 0 : kvs_device_next_id(tape->device);
     *binding = made;
     return KVS_OK;
@@ -199,8 +209,9 @@ static kvs_status check_pass(const kvs_binding *binding, const kvs_pass_desc *pa
     if (pass->n_outputs != tape->n_outputs || (tape->n_outputs != 0 && pass->outputs == NULL)) {
         return kvs_fail(binding->device, KVS_EINVAL, "%u outputs given, the tape has %u", pass->n_outputs, tape->n_outputs);
     }
+    const bool has_own_memory = kvs_device_backend(binding->device).backend->read_output != NULL;
     for (uint32_t i = 0; i < pass->n_outputs; i++) {
-        if (pass->outputs[i] == NULL) {
+        if (pass->outputs[i] == NULL && !has_own_memory) {
             return kvs_fail(binding->device, KVS_EINVAL, "output %u has no memory", i);
         }
     }
@@ -269,16 +280,24 @@ static kvs_status run_ops(const kvs_binding *binding, const kvs_pass_desc *pass,
     return KVS_OK;
 }
 
-static kvs_status replay(const kvs_binding *binding, const kvs_pass_desc *pass, struct kvs_step *step, uint64_t active_pages)
+static kvs_status replay(kvs_binding *binding, const kvs_pass_desc *pass, struct kvs_step *step, uint64_t active_pages)
 {
     struct kvs_device_view backend = kvs_device_backend(binding->device);
+    binding->pass = 0;
     kvs_status status = backend.backend->pass_begin(backend.self, step);
     if (status != KVS_OK) {
         return status;
     }
     status = run_ops(binding, pass, step, active_pages);
     const kvs_status ended = backend.backend->pass_end(backend.self, status == KVS_OK);
-    return status == KVS_OK ? ended : status;
+    status = status == KVS_OK ? ended : status;
+    if (status == KVS_OK) {
+        binding->pass = step->number;
+        binding->n_rows = step->n_rows;
+        binding->n_out_rows = step->n_out_rows;
+        binding->had_front = step->has_front;
+    }
+    return status;
 }
 
 static kvs_status open_state(const kvs_binding *binding, const kvs_pass_desc *pass, const kvs_pass_view *view,
@@ -335,6 +354,7 @@ kvs_status kvs_binding_run(kvs_binding *binding, const kvs_pass_desc *pass)
                             .input_shapes = binding->inputs,
                             .n_outputs = pass->n_outputs,
                             .n_inputs = pass->n_inputs,
+                            .has_front = (pass->flags & KVS_PASS_FRONT) != 0,
                             .n_layers = view.n_layers,
                             .active_pages = view.active_pages,
                             .first_token = view.first_token,
@@ -345,4 +365,40 @@ kvs_status kvs_binding_run(kvs_binding *binding, const kvs_pass_desc *pass)
     kvs_timeline_end(binding->device, begin_ns,
                      (kvs_event){.kind = KVS_EVENT_REPLAY, .first = view.first_token, .n_rows = pass->n_rows});
     return status;
+}
+
+kvs_status kvs_binding_get_pass(kvs_binding *binding, uint64_t *pass)
+{
+    if (binding == NULL || pass == NULL) {
+        return kvs_refuse(binding == NULL ? NULL : binding->device);
+    }
+    *pass = binding->pass;
+    return KVS_OK;
+}
+
+kvs_status kvs_binding_read_output(kvs_binding *binding, uint64_t pass, uint32_t output, uint32_t first_row, uint32_t n_rows,
+                                   float *to)
+{
+    if (binding == NULL || to == NULL) {
+        return kvs_refuse(binding == NULL ? NULL : binding->device);
+    }
+    struct kvs_device_view backend = kvs_device_backend(binding->device);
+    if (backend.backend->read_output == NULL) {
+        return kvs_fail(binding->device, KVS_EUNSUPPORTED, "outputs stay on no device but a card: the caller has all of them");
+    }
+    if (output >= binding->tape->n_outputs) {
+        return kvs_fail(binding->device, KVS_EINVAL, "output %u of %u", output, binding->tape->n_outputs);
+    }
+    if (pass == 0 || pass != binding->pass) {
+        return kvs_fail(binding->device, KVS_ESTALE, "outputs of pass %llu, the newest one of this binding is %llu", (kvs_ull)pass,
+                        (kvs_ull)binding->pass);
+    }
+    const kvs_rows_shape *shape = &binding->outputs[output];
+    const uint32_t of_pass = shape->rows == KVS_ROWS_OUT ? binding->n_out_rows : binding->n_rows;
+    const uint32_t have = shape->is_front && !binding->had_front ? 0 : of_pass;
+    if (n_rows > have || first_row > have - n_rows) {
+        return kvs_fail(binding->device, KVS_EINVAL, "%u rows from row %u on of an output of %u rows", n_rows, first_row, have);
+    }
+    const uint64_t row_bytes = shape->cols * sizeof(float);
+    return backend.backend->read_output(backend.self, pass, output, first_row * row_bytes, n_rows * row_bytes, to);
 }

@@ -82,7 +82,8 @@ static inline uint64_t kvs_delta_log_values(const kvs_delta_layer *layer)
 /* An output or input of a pass. */
 typedef struct kvs_rows_shape {
     uint32_t cols;
-    uint32_t rows; /* kvs_row_kind */
+    uint32_t rows;     /* kvs_row_kind */
+    uint32_t is_front; /* written in passes with KVS_PASS_FRONT alone */
 } kvs_rows_shape;
 
 /* One pass as operations see it. */
@@ -99,6 +100,8 @@ struct kvs_step {
     const kvs_rows_shape *input_shapes;
     uint32_t n_outputs;
     uint32_t n_inputs;
+    uint32_t has_front;                 /* front operations run */
+    uint64_t number;                    /* of the pass, from 1 on, where outputs stay on the device; the backend says it */
     uint32_t n_layers;                  /* of page_tables */
     uint64_t active_pages;              /* entries of each page table */
     uint64_t cache_id;                  /* of the pages: layers of two caches are not the same */

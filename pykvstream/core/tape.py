@@ -237,7 +237,7 @@ class Binding(Handle):
         self,
         tokens: NDArray[np.uint32],
         out_rows: NDArray[np.uint32],
-        outputs: tuple[NDArray[np.float32], ...],
+        outputs: tuple[NDArray[np.float32] | None, ...],
         cancel: CancelFlag,
         *,
         positions: NDArray[np.uint32] | None = None,
@@ -248,7 +248,8 @@ class Binding(Handle):
         """Replay the tape for the open pass.
 
         ``tokens`` ``[n]``; ``out_rows`` ``[m]`` rising row numbers; ``outputs``: one C-contiguous float32 array
-        per output tensor, ``[m, cols]``; ``positions`` ``[n]`` or, on three axes, ``[3, n]``: without them rows count
+        per output tensor, ``[m, cols]``, or None for one that stays on a device with memory of its own, for
+        ``read_output``; ``positions`` ``[n]`` or, on three axes, ``[3, n]``: without them rows count
         on; ``state`` of the pass's sequence, for a tape with recurrent layers; ``inputs``: one C-contiguous float32
         array per input tensor, ``[n, cols]``; ``has_front``: run front operations too.
         Raises ``Cancelled``, ``Stale``, ``DeviceError``; the pass must then be
@@ -262,7 +263,9 @@ class Binding(Handle):
             is_rows = positions.dtype == np.uint32 and positions.flags.c_contiguous and positions.ndim in (1, 2)
             if not is_rows or n_axes not in (1, 3) or positions.shape[-1] != len(tokens):
                 raise InvalidArgument(f"positions must be uint32 [{len(tokens)}] or [3, {len(tokens)}]")
-        pointers = ffi.new("float *[]", [ffi.from_buffer("float[]", array) for array in outputs])
+        pointers = ffi.new(
+            "float *[]", [ffi.NULL if array is None else ffi.from_buffer("float[]", array) for array in outputs]
+        )
         sources = ffi.new("float *[]", [ffi.from_buffer("float[]", array) for array in inputs])
         desc = make_struct(
             "kvs_pass_desc",
@@ -281,3 +284,19 @@ class Binding(Handle):
             inputs=ffi.cast("float **", sources),
         )
         check(lib.kvs_binding_run(self.ptr, desc), self._device.ptr)
+
+    @property
+    def newest_pass(self) -> int:
+        """The number of the newest pass, by which its outputs are read; 0 where it failed, or on the CPU."""
+        number = ffi.new("uint64_t *")
+        check(lib.kvs_binding_get_pass(self.ptr, number), self._device.ptr)
+        return int(number[0])
+
+    def read_output(self, number: int, output: int, first_row: int, rows: NDArray[np.float32]) -> None:
+        """Rows of an output of the pass of a number, ``[n, cols]`` C-contiguous, from where the device still has them.
+
+        Raises ``Stale`` where the device has begun another pass since; ``Unsupported`` on the CPU, whose caller has
+        all outputs.
+        """
+        to = ffi.from_buffer("float[]", rows)
+        check(lib.kvs_binding_read_output(self.ptr, number, output, first_row, len(rows), to), self._device.ptr)

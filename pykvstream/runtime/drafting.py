@@ -6,14 +6,15 @@ Holds: ``Steps``. Whoever looks at the session between two steps finds what was 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from time import monotonic_ns, perf_counter
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pykvstream.runtime.mtp_drafter import MtpDrafter
+from pykvstream.runtime.rows import LogitRows, Logits
 from pykvstream.runtime.session import TokenSession
-from pykvstream.runtime.target import Phase
 from pykvstream.sampling import Choice, Distribution, Front, Sampler, overlap
 from pykvstream.speculation import Chain, Window
 
@@ -26,47 +27,48 @@ class Steps:
         self._chain = chain
         self._by_probability = by_probability
         self._window: Window | None = None
-        self._rows: NDArray[np.float32] | None = None
+        self._rows: LogitRows | None = None
         self._round_ns: int | None = None
         self._n_taken = 0
         self._with_front = False
+        self._may_keep = False
 
-    def begin(self, sampler: Sampler) -> None:
-        """The prompt has been run; the sampler will choose what comes next."""
+    def begin(self, sampler: Sampler, *, may_force: bool = False) -> None:
+        """The prompt has been run; the sampler will choose what comes next.
+
+        ``may_force``: or a token will be said that it did not choose, whose logit is then looked up in the row.
+        """
         self._with_front = sampler.rows_needed_by is None
+        self._may_keep = not may_force
         if self._chain is not None:
             self._chain.begin(self._core.tokens)
             for drafter in self._chain.drafters:
                 if isinstance(drafter, MtpDrafter):
                     drafter.use(sampler)
 
-    def logits(self, n_left: int) -> NDArray[np.float32]:
+    def logits(self, n_left: int) -> Logits:
         """The row behind the last token; ``n_left`` tokens at most will be emitted from now on."""
         if self._window is not None and self._rows is not None:
             self._core.obey_cancel()
-            return self._at(self._rows, self._window.n_taken)
+            return self._rows.at(self._window.n_taken)
         self._begin_round()
         if self._chain is None or not self._chain.is_asking():
-            return self._at(self._one_row(), 0)
+            return self._step().at(0)
         with self._core.span("draft"):
             window = self._chain.draft(min(self._core.draft_room, n_left - 1))
         started = perf_counter()
-        if window is None:
-            rows = self._one_row()
-        else:
-            rows = self._core.verify(window.draft.tokens, with_front=self._with_front)
+        rows = self._step(() if window is None else window.draft.tokens)
         self._chain.observe_pass(len(rows), perf_counter() - started)
         if window is not None:
             self._rows, self._window = rows, window
-        return self._at(rows, 0)
+        return rows.at(0)
 
     def front(self, position: int) -> Front | None:
         """What was found of the row that ``logits`` gave, for the token at a position."""
         return self._core.front(0 if self._window is None else self._window.n_taken, position)
 
-    def _one_row(self) -> NDArray[np.float32]:
-        """The pass of the pending token alone."""
-        return self._core.forward((), phase=Phase.DECODE, with_front=self._with_front)
+    def _step(self, draft: Sequence[int] = ()) -> LogitRows:
+        return self._core.step(draft, with_front=self._with_front, may_keep=self._may_keep)
 
     def _begin_round(self) -> None:
         """The one before ends here: its tokens have been taken."""
@@ -79,12 +81,17 @@ class Steps:
             self._core.timeline.round(self._core.number, self._round_ns, {"tokens": self._n_taken})
         self._round_ns, self._n_taken = None, 0
 
-    def choose(self, sampler: Sampler, logits: NDArray[np.float32], position: int) -> Choice:
+    def choose(self, sampler: Sampler, logits: Logits, position: int) -> Choice:
         """The token that comes next; only counters change."""
         with self._core.span("choose"):
-            return self._choose(sampler, logits, position)
+            return self._choose(sampler, None if callable(logits) else logits, position)
 
-    def _choose(self, sampler: Sampler, logits: NDArray[np.float32], position: int) -> Choice:
+    def score(self, sampler: Sampler, token: int, logits: Logits, position: int) -> Choice:
+        """A token that comes next whatever the sampler would choose."""
+        row = logits() if callable(logits) else logits
+        return sampler.score(token, row, position, self.front(position))
+
+    def _choose(self, sampler: Sampler, logits: NDArray[np.float32] | None, position: int) -> Choice:
         expected = self._window.expected if self._window is not None else None
         if expected is None or self._window is None:
             return sampler.choose(logits, position, self.front(position))
@@ -122,8 +129,3 @@ class Steps:
         if self._chain is not None and self._window is not None:
             self._chain.close(self._window)
         self._window = self._rows = None
-
-    @staticmethod
-    def _at(rows: NDArray[np.float32], i: int) -> NDArray[np.float32]:
-        row: NDArray[np.float32] = rows[i]
-        return row

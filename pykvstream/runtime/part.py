@@ -22,7 +22,7 @@ from pykvstream.core.pager import Pager
 from pykvstream.core.phase import CoordinatorState, PhaseCoordinator, PhaseRegion
 from pykvstream.core.state import State
 from pykvstream.core.tape import CancelFlag
-from pykvstream.errors import NotFound
+from pykvstream.errors import NotFound, Stale
 from pykvstream.models.span import LayerSpan
 from pykvstream.runtime.blueprint import Blueprint, MemoryReport, Phase
 from pykvstream.runtime.checkpoints import CheckpointStore
@@ -31,6 +31,7 @@ from pykvstream.runtime.head import Head
 from pykvstream.runtime.layout import ArenaPlan, Placement, pages_of
 from pykvstream.runtime.phases import PhaseResources, PhaseTape
 from pykvstream.runtime.placer import Placer
+from pykvstream.runtime.rows import RowReader
 from pykvstream.sampling import front_words
 
 
@@ -102,6 +103,7 @@ class Part:
         self._placer: Placer | None = Placer(decode, self.plan.shape.run_pages, self._resources.place)
         self._phase: Phase | None = None
         n_handed = 0 if blueprint.span.is_last else max(blueprint.tape(phase).max_rows for phase in Phase)
+        self._has_own_memory = device.info.has_own_memory
         self._handed_over = np.empty((n_handed, blueprint.config.n_embd), np.float32)
 
     @property
@@ -182,9 +184,12 @@ class Part:
         context: PartContext,
         given: Pass,
         hidden: NDArray[np.float32] | None,
-        outputs: tuple[NDArray[np.float32], ...],
+        outputs: tuple[NDArray[np.float32] | None, ...],
     ) -> None:
-        """The same for the last part, whose ``outputs`` are logits and, with an MTP head, what that starts from."""
+        """The same for the last part, whose ``outputs`` are logits and, with an MTP head, what that starts from.
+
+        None for what stays on a device with memory of its own: see ``kept_rows``.
+        """
         spec = self.blueprint.front if self._phase is Phase.DECODE else None
         if spec is not None:
             fronts = given.fronts
@@ -198,7 +203,7 @@ class Part:
         context: PartContext,
         given: Pass,
         out_rows: NDArray[np.uint32],
-        outputs: tuple[NDArray[np.float32], ...],
+        outputs: tuple[NDArray[np.float32] | None, ...],
         hidden: NDArray[np.float32] | None,
     ) -> None:
         self._resources.binding.run(
@@ -211,6 +216,23 @@ class Part:
             inputs=() if hidden is None else (hidden,),
             has_front=given.fronts is not None,
         )
+
+    @property
+    def keeps_rows(self) -> bool:
+        """Whether logits can stay on the device, since what is chosen from is found there."""
+        return self.blueprint.front is not None and self._has_own_memory
+
+    def kept_rows(self) -> RowReader:
+        """What brings logits of the newest pass of the active phase from the device."""
+        binding = self._resources.binding
+        number = binding.newest_pass
+
+        def read(i: int, rows: NDArray[np.float32]) -> None:
+            if binding.closed:
+                raise Stale("logits that stayed on the card: the model has left the phase that computed them")
+            binding.read_output(number, 0, i, rows)
+
+        return read
 
     def end(self, n_rows: int) -> None:
         """Commit the rows of the pass that is open."""

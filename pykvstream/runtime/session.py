@@ -33,6 +33,7 @@ from pykvstream.runtime.head import Head
 from pykvstream.runtime.hidden import HeadContext
 from pykvstream.runtime.layout import PAGE_TOKENS, require_callable, require_int
 from pykvstream.runtime.meter import Meter, SessionStats
+from pykvstream.runtime.rows import LogitRows, RowReader
 from pykvstream.runtime.saving import Saved, load_context, save_context
 from pykvstream.runtime.target import Call, Phase, Target, as_tokens
 from pykvstream.runtime.timeline import Timeline
@@ -84,6 +85,7 @@ class TokenSession:
         self._is_drafting = False  # with the MTP head, which then keeps up with long prompts
         self._call: Call | None = None
         self._fronts: NDArray[np.uint32] | None = None
+        self._kept: RowReader | None = None
         self.number = target.number_session()
 
     @property
@@ -220,19 +222,39 @@ class TokenSession:
             raise Unsupported("the MTP head is not at work: open the model with mtp=True")
         return self._target.head, self._context.head
 
-    def verify(self, draft: Sequence[int], *, with_front: bool = False) -> NDArray[np.float32]:
+    def verify(self, draft: Sequence[int]) -> NDArray[np.float32]:
         """Run the pending token and a draft behind it in one decode pass; logits ``[len(draft) + 1, vocab rows]``.
 
         The draft does not become part of the conversation. Of its rows those stay whose tokens are pushed until the
-        next call. ``with_front`` as in ``forward``. Raises ``InvalidArgument`` for more than ``draft_room``; after any
-        error nothing has changed.
+        next call. Raises ``InvalidArgument`` for more than ``draft_room``; after any error nothing has changed.
         """
         with self._target.turn:
-            self._reconcile()
-            if not 0 < len(draft) <= self.draft_room:
-                raise InvalidArgument(f"a draft of {len(draft)} tokens; there is room for {self.draft_room}")
+            self._require_draft(draft)
+            return self.step(draft).all()
+
+    def step(
+        self, draft: Sequence[int] = (), *, with_front: bool = False, may_keep: bool = False
+    ) -> LogitRows:
+        """Run the pending tokens, and a draft behind them as ``verify`` does: the row of the last, or one of each.
+
+        ``with_front`` as in ``forward``. ``may_keep``: rows whose fronts are found may stay on the card.
+        """
+        with self._target.turn:
+            if not draft:
+                self._reconcile()
+                return self._forward(
+                    (), "last", Phase.DECODE, None, None, (), with_front=with_front, may_keep=may_keep
+                )
+            self._require_draft(draft)
             self._ahead = _Ahead(len(self._tokens), tuple(draft))
-            return self._forward(draft, "all", Phase.DECODE, None, None, (), with_front=with_front)
+            return self._forward(
+                draft, "all", Phase.DECODE, None, None, (), with_front=with_front, may_keep=may_keep
+            )
+
+    def _require_draft(self, draft: Sequence[int]) -> None:
+        self._reconcile()
+        if not 0 < len(draft) <= self.draft_room:
+            raise InvalidArgument(f"a draft of {len(draft)} tokens; there is room for {self.draft_room}")
 
     def forward(
         self,
@@ -260,7 +282,7 @@ class TokenSession:
         require_callable("on_progress", on_progress)
         with self._target.turn:
             self._reconcile()
-            return self._forward(token_ids, logits, phase, out, on_progress, marks, with_front=with_front)
+            return self._forward(token_ids, logits, phase, out, on_progress, marks, with_front=with_front).all()
 
     def _forward(
         self,
@@ -272,7 +294,8 @@ class TokenSession:
         marks: Sequence[int],
         *,
         with_front: bool = False,
-    ) -> NDArray[np.float32]:
+        may_keep: bool = False,
+    ) -> LogitRows:
         self._await_anew(phase)
         n_cached = self._begin_of_chunk() if phase is Phase.PREFILL else self.n_cached
         pending = self._tokens[n_cached:]
@@ -291,6 +314,9 @@ class TokenSession:
         n_out = {"last": 1, "none": 0, "all": int(ids.size) - n_unseen}[logits]
         rows = _out_rows(out, n_out, self._target.n_vocab_rows)
         self._fronts = self._target.front_rows(phase, n_out) if with_front else None
+        self._kept = None
+        # A head that catches up behind a pass overwrites what that has left on the card.
+        may_keep = may_keep and self._target.keeps_rows and not (self._is_drafting and self._ahead is None)
         first_out = int(ids.size) - n_out
         before = len(self._tokens)
         n_ran = len(self._ran)
@@ -302,7 +328,7 @@ class TokenSession:
         widest = Phase.PREFILL if Phase.PREFILL.value in self._ran[n_cached:] else phase
         checkpoint = self._target.checkpoint(self._context, widest, int(ids.size))
         try:
-            passes = self._passes(ids, first_out, rows, phase, on_progress, ends)
+            passes = self._passes(ids, first_out, rows, phase, on_progress, ends, may_keep=may_keep)
             self._call = self._target.call = Call(threading.get_ident(), passes, self._cancel)
             for _ in passes:
                 pass
@@ -317,7 +343,7 @@ class TokenSession:
             raise
         finally:
             self._target.call = outer
-        return rows
+        return LogitRows(rows, self._kept)
 
     def _passes(
         self,
@@ -327,6 +353,8 @@ class TokenSession:
         phase: Phase,
         on_progress: ForwardProgress | None,
         ends: frozenset[int],
+        *,
+        may_keep: bool,
     ) -> Generator[None, None, None]:
         position = self.n_cached
         n_before = len(self._tokens) if self._ahead is None else self._ctx_tokens
@@ -343,13 +371,16 @@ class TokenSession:
             begin = max(done - first_out, 0)
             before = self._target.traffic
             started = time.perf_counter()
-            out = rows[begin : begin + wanted.size]
+            out: NDArray[np.float32] | None = rows[begin : begin + wanted.size]
             if now is not Phase.DECODE and wanted.size:
                 self._fronts = None
             fronts = None if self._fronts is None else self._fronts[begin : begin + wanted.size]
+            if may_keep and fronts is not None and wanted.size == len(rows):
+                out = None
             kind = "verify" if self._ahead is not None else now.name.lower()
             with self._target.span(f"{kind} pass", rows=n, behind=position):
                 self._target.run(self._context, ids[done : done + n], wanted, out, self._cancel, fronts=fronts)
+            self._kept = self._target.kept_rows() if out is None else None
             self._meter.add(now, n, time.perf_counter() - started, before, self._target.traffic)
             done += n
             position += n

@@ -40,6 +40,7 @@ from pykvstream.runtime.context import Checkpoint, Context, PartContext
 from pykvstream.runtime.head import Head
 from pykvstream.runtime.layout import ArenaPlan, Placement, require_int
 from pykvstream.runtime.part import Part, Pass
+from pykvstream.runtime.rows import RowReader
 from pykvstream.runtime.timeline import NO_SPAN, Timeline
 from pykvstream.sampling import front_words
 
@@ -287,19 +288,36 @@ class Target:
         spec = self.blueprint.front if phase is Phase.DECODE else None
         return None if spec is None else np.empty((n_rows, front_words(spec.n_best)), np.uint32)
 
+    @property
+    def keeps_rows(self) -> bool:
+        """Whether logits whose fronts are found can stay where they were computed."""
+        return self._last.keeps_rows
+
+    def kept_rows(self) -> RowReader:
+        """What brings logits of the newest pass from the device, in its turn, until that begins another pass."""
+        read = self._last.kept_rows()
+
+        def read_in_turn(i: int, rows: NDArray[np.float32]) -> None:
+            with self.turn:
+                self.require_open()
+                read(i, rows)
+
+        return read_in_turn
+
     def run(
         self,
         context: Context,
         tokens: NDArray[np.uint32],
         out_rows: NDArray[np.uint32],
-        out: NDArray[np.float32],
+        out: NDArray[np.float32] | None,
         cancel: CancelFlag,
         positions: NDArray[np.uint32] | None = None,
         fronts: NDArray[np.uint32] | None = None,
     ) -> None:
         """One pass in the active phase; its rows are committed.
 
-        ``tokens`` ``[n]``, ``out_rows`` ``[m]`` rising, ``out`` ``[m, n_vocab_rows]``; ``positions`` ``[n]`` or ``[3,
+        ``tokens`` ``[n]``, ``out_rows`` ``[m]`` rising, ``out`` ``[m, n_vocab_rows]``, None
+        where they are kept (``keeps_rows``, ``kept_rows``); ``positions`` ``[n]`` or ``[3,
         n]``, by default the number of each row; ``fronts`` as ``front_rows`` made them, in a decode pass. After any
         error each part is as before, or has run the pass where the error came between two parts that commit:
         ``restore`` and ``recover`` bring them together.

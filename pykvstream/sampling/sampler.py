@@ -73,11 +73,14 @@ class Sampler:
         """Why ``choose`` looks at whole rows whatever it is given, by name; None where a ``Front`` will do."""
         return self._needs_rows
 
-    def choose(self, logits: NDArray[np.float32], position: int, front: Front | None = None) -> Choice:
+    def choose(
+        self, logits: NDArray[np.float32] | None, position: int, front: Front | None = None
+    ) -> Choice:
         """Return the token at ``position``; changes nothing.
 
         ``front``: of the same row. Then the sum of the log probability, and where the settings allow the token, comes
-        out of it; both are what they are without it, bit for bit.
+        out of it; both are what they are without it, bit for bit. Where they allow it nobody looks at the row, which
+        may be None.
         Raises ``NumericError`` for NaN, plus infinity or nothing but minus infinity, with the position and
         the index.
         """
@@ -85,7 +88,7 @@ class Sampler:
             candidates = self._candidates(front, check_u64("position", position))
             token = int(candidates.ids[0]) if self._params.is_greedy else self._draw(candidates, position)
             return self.score(token, logits, position, front)
-        row, best = check_row(logits, self._n_vocab, check_u64("position", position))
+        row, best = self._check(logits, position)
         adjusted, best_adjusted = self._adjust(row, best, position)
         token = best_adjusted if self._params.is_greedy else self._draw(self._truncated(adjusted, position), position)
         return Choice(token, float(row[token]) - (log_denominator(row) if front is None else front.log_sum_exp))
@@ -104,7 +107,7 @@ class Sampler:
 
     def judge(
         self,
-        logits: NDArray[np.float32],
+        logits: NDArray[np.float32] | None,
         position: int,
         drafted: int,
         drawn_from: Distribution | None = None,
@@ -131,7 +134,7 @@ class Sampler:
         return int(left.ids[scores == scores.max()].min())
 
     def distribution(
-        self, logits: NDArray[np.float32], position: int, front: Front | None = None
+        self, logits: NDArray[np.float32] | None, position: int, front: Front | None = None
     ) -> Distribution:
         """Return what ``choose`` draws from at ``position``; raises as it does."""
         if front is not None and self._needs_rows is None:
@@ -139,7 +142,7 @@ class Sampler:
             if self._params.is_greedy:
                 return Distribution.certain(int(candidates.ids[0]))
             return distribution_of(candidates, self._params.temperature)
-        row, best = check_row(logits, self._n_vocab, check_u64("position", position))
+        row, best = self._check(logits, position)
         adjusted, best_adjusted = self._adjust(row, best, position)
         if self._params.is_greedy:
             return Distribution.certain(best_adjusted)
@@ -154,13 +157,24 @@ class Sampler:
         return int(ids[scores == scores.max()].min())
 
     def score(
-        self, token: int, logits: NDArray[np.float32], position: int, front: Front | None = None
+        self, token: int, logits: NDArray[np.float32] | None, position: int, front: Front | None = None
     ) -> Choice:
-        """Return a token that stands at ``position`` whatever the settings would choose; raises as ``choose``."""
+        """Return a token that stands at ``position`` whatever the settings would choose; raises as ``choose``.
+
+        Of a token among the best of a ``front`` the row may be None.
+        """
         if front is not None:
-            return Choice(token, float(logits[token]) - front.log_sum_exp)
-        row, _ = check_row(logits, self._n_vocab, check_u64("position", position))
+            logit = front.logit(token) if logits is None else float(logits[token])
+            if logit is not None:
+                return Choice(token, logit - front.log_sum_exp)
+        row, _ = self._check(logits, position)
         return Choice(token, float(row[token]) - log_denominator(row))
+
+    def _check(self, logits: NDArray[np.float32] | None, position: int) -> tuple[NDArray[np.float32], int]:
+        """Return the row's tokens and the best of them."""
+        if logits is None:
+            raise InvalidArgument(f"position {position}: what is asked for needs the whole row of logits")
+        return check_row(logits, self._n_vocab, check_u64("position", position))
 
     def _candidates(self, front: Front, position: int) -> Candidates:
         """Return what stays of the best tokens after bias, penalties and, with temperature, all filters."""

@@ -22,7 +22,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from pykvstream import Model, NgramSize, Phase, SamplingParams, Session, SpeculationParams
+from pykvstream import Model, NgramSize, SamplingParams, Session, SpeculationParams
 from pykvstream.speculation import DRAFTERS, HEAD_DRAFTER, ModSize
 from pykvstream.speculation.params import AUTO
 from pykvstream.speculation.stats import DraftStats
@@ -67,15 +67,13 @@ class Watch:
         self.seconds = 0.0
         self._clock = clock
         core = session._core
-        core.forward = self._timed(core.forward)  # type: ignore[method-assign]
-        core.verify = self._timed(core.verify)  # type: ignore[method-assign]
+        core.step = self._timed(core.step)  # type: ignore[method-assign]
 
     def _timed(self, run: Callable[..., object]) -> Callable[..., object]:
         def timed(*args: object, **named: object) -> object:
             started = self._clock()
             rows = run(*args, **named)
-            if named.get("phase", Phase.DECODE) is Phase.DECODE:
-                self.seconds += self._clock() - started
+            self.seconds += self._clock() - started
             return rows
 
         return timed

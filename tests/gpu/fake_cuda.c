@@ -3,12 +3,15 @@
  * FAKE_CUDA_COUNT names a file that receives, when the process ends, how many kernels were launched, how many of them
  * early, how many into a recording and how many of those early, and how many recordings were made, launched and let go.
  * FAKE_CUDA_VERSION is the driver's, 13000 by default.
+ * FAKE_CUDA_KERNELS: a folder where NAME.so is a kernel compiled for the host (kernel_engine.py); it then runs at once, or when its
+ * recording is launched, block after block.
  *
  * FAKE_CUDA_STALL names a function and which of its calls never ends on its stream: "cuLaunchKernelEx 40". What follows in the stream
  * waits, other streams that wait for its events do too, and copies are made only when fake_cuda_resume is called. Until then a call
  * that a driver would not come back from, because it waits for the card or because a queue is full, ends the process.
  * FAKE_CUDA_BLOCK names a call that itself does not come back before fake_cuda_resume; only those of threads beside the first count. */
 #define _GNU_SOURCE
+#include <dlfcn.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -33,6 +36,7 @@ struct copy_2d {
 
 static int n_calls;
 static int n_kernels, n_early, n_recorded, n_recorded_early, n_made, n_launched, n_destroyed, is_capturing;
+static size_t n_copied;
 static void *captured; /* the stream */
 
 __attribute__((destructor)) static void tell(void)
@@ -297,6 +301,7 @@ int cuMemHostAlloc(void **memory, size_t bytes, unsigned int flags)
 int cuMemcpyAsync(address to, address from, size_t bytes, void *stream)
 {
     BEGIN
+    __atomic_add_fetch(&n_copied, bytes, __ATOMIC_RELAXED);
     move(__func__, stream, to, from, bytes, -1);
     return disturbs(stream);
 }
@@ -344,7 +349,78 @@ int cuEventCreate(void **event, unsigned int flags)
 }
 
 int cuModuleLoadData(void **module, const void *image) { BEGIN (void)image; *module = &n_calls; return 0; }
-int cuModuleGetFunction(void **function, void *module, const char *name) { BEGIN (void)module; (void)name; *function = &n_calls; return 0; }
+
+/* A kernel compiled for the host, and the bytes of its argument. */
+struct function {
+    void (*run)(const void *params, const unsigned int *grid, unsigned int n_threads);
+    size_t bytes;
+};
+
+static struct function *find_kernel(void *library, const char *name, const char *bytes_name)
+{
+    void *run = dlsym(library, name);
+    const unsigned int *bytes = dlsym(library, bytes_name);
+    struct function *found = run == NULL || bytes == NULL ? NULL : malloc(sizeof *found);
+    if (found != NULL) {
+        *found = (struct function){.bytes = *bytes};
+        memcpy(&found->run, &run, sizeof run);
+    }
+    return found;
+}
+
+int cuModuleGetFunction(void **function, void *module, const char *name)
+{
+    BEGIN
+    (void)module;
+    char path[1024];
+    const char *folder = getenv("FAKE_CUDA_KERNELS");
+    *function = &n_calls;
+    if (folder != NULL) {
+        snprintf(path, sizeof path, "%s/%s.so", folder, name);
+        void *library = dlopen(path, RTLD_NOW);
+        *function = library == NULL ? NULL : find_kernel(library, "host_entry", "host_entry_bytes");
+    }
+    return *function == NULL ? 500 : 0;
+}
+
+/* What has been recorded; a graph and what is made of it share it. */
+struct node {
+    const struct function *kernel;
+    void *params;
+    unsigned int grid[3], n_threads;
+};
+
+struct graph {
+    int n_owners, n_nodes;
+    struct node *nodes;
+};
+
+static struct graph *recording;
+
+static int record(const struct function *kernel, const void *params, const unsigned int *grid, unsigned int n_threads)
+{
+    struct node *nodes = realloc(recording->nodes, (size_t)(recording->n_nodes + 1) * sizeof *nodes);
+    void *copy = malloc(kernel->bytes);
+    if (nodes == NULL || copy == NULL) {
+        abort();
+    }
+    memcpy(copy, params, kernel->bytes);
+    nodes[recording->n_nodes++] = (struct node){kernel, copy, {grid[0], grid[1], grid[2]}, n_threads};
+    recording->nodes = nodes;
+    return 0;
+}
+
+static void let_go(struct graph *graph)
+{
+    if (graph == NULL || --graph->n_owners != 0) {
+        return;
+    }
+    for (int i = 0; i < graph->n_nodes; i++) {
+        free(graph->nodes[i].params);
+    }
+    free(graph->nodes);
+    free(graph);
+}
 
 struct launch {
     unsigned int grid[3], block[3], shared;
@@ -357,7 +433,7 @@ struct launch {
 int cuLaunchKernelEx(const struct launch *config, void *function, void **params, void **extra)
 {
     BEGIN
-    (void)function; (void)params; (void)extra;
+    (void)extra;
     enters(__func__, config->stream);
     const unsigned int blocks = config->grid[0] * config->grid[1] * config->grid[2];
     const unsigned int threads = config->block[0] * config->block[1] * config->block[2];
@@ -366,7 +442,18 @@ int cuLaunchKernelEx(const struct launch *config, void *function, void **params,
     n_early += is_early;
     n_recorded += is_capturing;
     n_recorded_early += is_capturing && is_early;
-    return blocks == 0 || threads == 0 || threads > 1024 || config->shared > 101376 || (config->n_attributes != 0 && !is_early);
+    if (blocks == 0 || threads == 0 || threads > 1024 || config->shared > 101376 || (config->n_attributes != 0 && !is_early)) {
+        return 1;
+    }
+    if (function == &n_calls) {
+        return 0;
+    }
+    const struct function *kernel = function;
+    if (is_capturing && config->stream == captured) {
+        return record(kernel, params[0], config->grid, threads);
+    }
+    kernel->run(params[0], config->grid, threads);
+    return 0;
 }
 
 /* A capture that nobody ends, or that a second one interrupts, is an error as with the real one. */
@@ -379,6 +466,9 @@ int cuStreamBeginCapture_v2(void *stream, int mode)
     }
     captured = stream;
     is_capturing = 1;
+    let_go(recording); /* of a capture whose end failed */
+    recording = calloc(1, sizeof *recording);
+    recording->n_owners = 1;
     return 0;
 }
 
@@ -389,15 +479,38 @@ int cuStreamEndCapture(void *stream, void **graph)
     is_capturing = 0;
     *graph = NULL;
     BEGIN
-    *graph = malloc(1);
+    *graph = recording;
+    recording = NULL;
     return was_capturing ? 0 : 900;
 }
 
-int cuGraphDestroy(void *graph) { free(graph); return 0; }
-int cuGraphInstantiateWithFlags(void **exec, void *graph, unsigned long long flags) { BEGIN (void)graph; (void)flags; *exec = malloc(1); n_made++; return 0; }
+int cuGraphDestroy(void *graph) { let_go(graph); return 0; }
+
+int cuGraphInstantiateWithFlags(void **exec, void *graph, unsigned long long flags)
+{
+    BEGIN
+    (void)flags;
+    ((struct graph *)graph)->n_owners++;
+    *exec = graph;
+    n_made++;
+    return 0;
+}
+
 int cuGraphUpload(void *exec, void *stream) { BEGIN (void)exec; enters(__func__, stream); return 0; }
-int cuGraphLaunch(void *exec, void *stream) { BEGIN (void)exec; enters(__func__, stream); n_launched++; return is_capturing ? 900 : 0; }
-int cuGraphExecDestroy(void *exec) { free(exec); n_destroyed++; return 0; }
+
+int cuGraphLaunch(void *exec, void *stream)
+{
+    BEGIN
+    enters(__func__, stream);
+    n_launched++;
+    const struct graph *graph = exec;
+    for (int i = 0; !is_capturing && i < graph->n_nodes; i++) {
+        graph->nodes[i].kernel->run(graph->nodes[i].params, graph->nodes[i].grid, graph->nodes[i].n_threads);
+    }
+    return is_capturing ? 900 : 0;
+}
+
+int cuGraphExecDestroy(void *exec) { let_go(exec); n_destroyed++; return 0; }
 
 /* For a process that fails one call after another: count from 0 again; calls counted since. */
 void fake_cuda_reset(void)
@@ -407,4 +520,6 @@ void fake_cuda_reset(void)
     __atomic_store_n(&n_blocks, 0, __ATOMIC_RELAXED);
 }
 int fake_cuda_stalls(void) { return __atomic_load_n(&n_strikes, __ATOMIC_RELAXED); }
+/* Bytes of all cuMemcpyAsync. */
+size_t fake_cuda_copied(void) { return __atomic_load_n(&n_copied, __ATOMIC_RELAXED); }
 int fake_cuda_calls(void) { return __atomic_load_n(&n_calls, __ATOMIC_RELAXED); }

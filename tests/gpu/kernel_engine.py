@@ -143,18 +143,23 @@ class HostEngine:
         return self._loaded[key]
 
     def _compile(self, source: str, kernel: str, params: str, macros: Macros, name: str) -> Any:
+        return ctypes.CDLL(str(self.library(source, kernel, params, macros, name))).host_entry
+
+    def library(self, source: str, kernel: str, params: str, macros: Macros, name: str = "") -> Path:
+        """A kernel as a library whose ``host_entry`` runs it: argument, of ``host_entry_bytes``, grid, threads of a block."""
         text = f'#include "{SHIM}"\n{whole_source(source + ".cu")}\n'
         text += (
             'extern "C" void host_entry(const void *params, const unsigned *grid, unsigned n_threads)\n{\n'
             f"    host_launch(host_call<{params}, {kernel}>, params, grid, n_threads);\n}}\n"
+            f'extern "C" const unsigned host_entry_bytes = sizeof({params});\n'
         )
-        path = self._folder / f"{name}.cpp"
+        path = self._folder / f"{name or kernel}.cpp"
         path.write_text(text, encoding="utf-8")
         library = path.with_suffix(".so")
         options = ["-std=c++17", "-O1", "-ffp-contract=off", "-fno-strict-aliasing", "-shared", "-fPIC", "-w"]
         defines = [f"-D{macro}={value}" for macro, value in macros.items()]
         subprocess.run([self._compiler, *options, *defines, str(path), "-o", str(library)], check=True)
-        return ctypes.CDLL(str(library)).host_entry
+        return library
 
 
 class CudaEngine:

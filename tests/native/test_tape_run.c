@@ -102,6 +102,15 @@ static void test_a_pass_refuses(void)
     kvs_pass_desc pass = pass_of(3, 2);
     CHECK_STATUS(kvs_binding_run(NULL, &pass), KVS_EINVAL);
     CHECK_STATUS(kvs_binding_run(p.binding, NULL), KVS_EINVAL);
+    float row[1];
+    uint64_t number = 7;
+    CHECK_STATUS(kvs_binding_get_pass(NULL, &number), KVS_EINVAL);
+    CHECK_STATUS(kvs_binding_get_pass(p.binding, NULL), KVS_EINVAL);
+    CHECK_OK(kvs_binding_get_pass(p.binding, &number));
+    CHECK(number == 0);
+    CHECK_STATUS(kvs_binding_read_output(NULL, 1, 0, 0, 1, row), KVS_EINVAL);
+    CHECK_STATUS(kvs_binding_read_output(p.binding, 1, 0, 0, 1, NULL), KVS_EINVAL);
+    CHECK_STATUS(kvs_binding_read_output(p.binding, 1, 0, 0, 1, row), KVS_EUNSUPPORTED); /* the caller has all outputs */
     pass.struct_size = 8;
     CHECK_STATUS(kvs_binding_run(p.binding, &pass), KVS_EINVAL);
     const struct {

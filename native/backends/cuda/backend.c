@@ -259,6 +259,13 @@ static void binding_forget(void *self, uint64_t binding)
     }
 }
 
+static kvs_status read_output(void *self, uint64_t number, uint32_t output, uint64_t offset, uint64_t bytes, void *to)
+{
+    kvs_status status;
+    struct kvs_cuda *cuda = enter_to_begin(self, &status);
+    return leave(cuda, status != KVS_OK ? status : kvs_cuda_steps_read(cuda->steps, number, output, offset, bytes, to));
+}
+
 /* ---- launches ---- */
 
 kvs_status kvs_cuda_launch(kvs_cuda_launcher *launcher, const kvs_cuda_key *key, kvs_cuda_dim grid, kvs_cuda_dim block,
@@ -395,6 +402,7 @@ static const kvs_backend TABLE = {
     .pass_begin = pass_begin,
     .pass_end = pass_end,
     .binding_forget = binding_forget,
+    .read_output = read_output,
     .describe = describe,
     .device_may_drop = device_may_drop,
     .device_adopt = kvs_cuda_adopt,

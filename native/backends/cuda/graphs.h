@@ -16,6 +16,8 @@ typedef struct kvs_cuda_shape {
     uint32_t n_out_rows;
     uint32_t n_axes;
     uint32_t has_positions;
+    uint32_t has_front;
+    uint32_t reserved;
 } kvs_cuda_shape;
 
 typedef enum kvs_cuda_turn {

@@ -28,6 +28,7 @@ static kvs_cuda_shape shape_of(const struct kvs_cuda *cuda, const struct kvs_ste
     shape.n_out_rows = step->n_out_rows;
     shape.n_axes = step->n_axes;
     shape.has_positions = step->positions != NULL;
+    shape.has_front = step->has_front;
     return shape;
 }
 

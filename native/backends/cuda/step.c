@@ -39,9 +39,10 @@ struct kvs_cuda_steps {
     uint32_t tables_capacity;
     float **out;          /* on the device */
     float *const *caller; /* where they go */
-    uint64_t *out_bytes;
+    uint64_t *out_bytes;  /* of each that goes there */
     uint32_t out_capacity;
     uint32_t n_outputs;
+    uint64_t n_passes;    /* begun so far: the number of the newest one */
     const float **in; /* on the device */
     uint32_t in_capacity;
     uint32_t n_rows;
@@ -225,14 +226,16 @@ static kvs_status place_outputs(kvs_cuda_steps *steps, const struct kvs_step *st
     steps->n_outputs = step->n_outputs;
     steps->caller = step->outputs;
     for (uint32_t i = 0; i < step->n_outputs; i++) {
-        steps->out_bytes[i] = bytes_of(&step->output_shapes[i], step);
-        end += kvs_div_up(steps->out_bytes[i], ALIGNMENT) * ALIGNMENT;
+        end += kvs_div_up(bytes_of(&step->output_shapes[i], step), ALIGNMENT) * ALIGNMENT;
     }
     const kvs_status status = grow_area(steps, &steps->outputs, end);
     uint64_t at = steps->outputs.address;
     for (uint32_t i = 0; i < step->n_outputs; i++) {
+        const uint64_t n_bytes = bytes_of(&step->output_shapes[i], step);
+        const bool is_written = !step->output_shapes[i].is_front || step->has_front;
         steps->out[i] = (float *)(uintptr_t)at;
-        at += kvs_div_up(steps->out_bytes[i], ALIGNMENT) * ALIGNMENT;
+        steps->out_bytes[i] = is_written && step->outputs[i] != NULL ? n_bytes : 0;
+        at += kvs_div_up(n_bytes, ALIGNMENT) * ALIGNMENT;
     }
     return status;
 }
@@ -280,6 +283,7 @@ static kvs_status make_room(kvs_cuda_steps *steps, const struct kvs_step *step, 
 
 kvs_status kvs_cuda_steps_begin(kvs_cuda_steps *steps, struct kvs_step *step)
 {
+    step->number = ++steps->n_passes;
     const uint64_t n_positions = (uint64_t)step->n_axes * step->n_rows;
     const uint64_t table_pages = kvs_div_up(step->active_pages, TABLE_GRAIN) * TABLE_GRAIN;
     const uint64_t tables_bytes = step->n_layers * table_pages * sizeof(uint64_t);
@@ -337,4 +341,14 @@ kvs_status kvs_cuda_steps_end(kvs_cuda_steps *steps, bool is_whole)
         }
     }
     return status;
+}
+
+kvs_status kvs_cuda_steps_read(kvs_cuda_steps *steps, uint64_t number, uint32_t output, uint64_t offset, uint64_t bytes, void *to)
+{
+    if (number != steps->n_passes) {
+        return kvs_fail(steps->device, KVS_ESTALE, "outputs of pass %llu of the device: pass %llu has overwritten them",
+                        (kvs_ull)number, (kvs_ull)steps->n_passes);
+    }
+    return bytes == 0 ? KVS_OK
+                      : kvs_cuda_memory_download(steps->memory, to, (uint64_t)(uintptr_t)steps->out[output] + offset, bytes);
 }

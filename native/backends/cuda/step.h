@@ -24,7 +24,11 @@ kvs_status kvs_cuda_steps_begin(kvs_cuda_steps *steps, struct kvs_step *step);
 kvs_cuda_places kvs_cuda_steps_places(const kvs_cuda_steps *steps);
 uint64_t kvs_cuda_steps_generation(const kvs_cuda_steps *steps);
 
-/* Wait for all operations. A whole pass's outputs are where the caller's step had them. errors: EIO */
+/* Wait for all operations. A whole pass's outputs are where the caller's step had them; those that it had nowhere, and those of
+ * front operations that did not run, stay where they are. errors: EIO */
 kvs_status kvs_cuda_steps_end(kvs_cuda_steps *steps, bool is_whole);
+
+/* Bytes of an output of a whole pass, by its number. errors: ESTALE another pass has begun; EIO */
+kvs_status kvs_cuda_steps_read(kvs_cuda_steps *steps, uint64_t number, uint32_t output, uint64_t offset, uint64_t bytes, void *to);
 
 #endif
