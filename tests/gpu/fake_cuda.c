@@ -3,7 +3,7 @@
  * FAKE_CUDA_COUNT names a file that receives, when the process ends, how many kernels were launched, how many of them
  * early, how many into a recording and how many of those early, and how many recordings were made, launched and let go.
  * FAKE_CUDA_VERSION is the driver's, 13000 by default.
- * FAKE_CUDA_KERNELS: a folder where NAME.so is a kernel compiled for the host (kernel_engine.py); it then runs at once, or when its
+ * FAKE_CUDA_KERNELS: images are paths of kernels compiled for the host (kernel_engine.py), which then run at once, or when their
  * recording is launched, block after block.
  *
  * FAKE_CUDA_STALL names a function and which of its calls never ends on its stream: "cuLaunchKernelEx 40". What follows in the stream
@@ -348,7 +348,12 @@ int cuEventCreate(void **event, unsigned int flags)
     return 0;
 }
 
-int cuModuleLoadData(void **module, const void *image) { BEGIN (void)image; *module = &n_calls; return 0; }
+int cuModuleLoadData(void **module, const void *image)
+{
+    BEGIN
+    *module = getenv("FAKE_CUDA_KERNELS") != NULL ? dlopen(image, RTLD_NOW | RTLD_LOCAL) : &n_calls;
+    return *module == NULL ? 200 : 0;
+}
 
 /* A kernel compiled for the host, and the bytes of its argument. */
 struct function {
@@ -371,15 +376,10 @@ static struct function *find_kernel(void *library, const char *name, const char 
 int cuModuleGetFunction(void **function, void *module, const char *name)
 {
     BEGIN
-    (void)module;
-    char path[1024];
-    const char *folder = getenv("FAKE_CUDA_KERNELS");
-    *function = &n_calls;
-    if (folder != NULL) {
-        snprintf(path, sizeof path, "%s/%s.so", folder, name);
-        void *library = dlopen(path, RTLD_NOW);
-        *function = library == NULL ? NULL : find_kernel(library, "host_entry", "host_entry_bytes");
-    }
+    char entry[80], bytes[88];
+    snprintf(entry, sizeof entry, "host_%s", name);
+    snprintf(bytes, sizeof bytes, "%s_bytes", entry);
+    *function = module == &n_calls ? module : find_kernel(module, entry, bytes);
     return *function == NULL ? 500 : 0;
 }
 

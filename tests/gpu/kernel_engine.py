@@ -143,23 +143,36 @@ class HostEngine:
         return self._loaded[key]
 
     def _compile(self, source: str, kernel: str, params: str, macros: Macros, name: str) -> Any:
-        return ctypes.CDLL(str(self.library(source, kernel, params, macros, name))).host_entry
+        path = self._folder / f"{name}.so"
+        compile_for_host(self._compiler, source, {kernel: params}, macros, path)
+        return getattr(ctypes.CDLL(str(path)), f"host_{kernel}")
 
-    def library(self, source: str, kernel: str, params: str, macros: Macros, name: str = "") -> Path:
-        """A kernel as a library whose ``host_entry`` runs it: argument, of ``host_entry_bytes``, grid, threads of a block."""
-        text = f'#include "{SHIM}"\n{whole_source(source + ".cu")}\n'
+
+def compile_for_host(
+    compiler: str, source: str, kernels: Mapping[str, str], macros: Macros, library: Path
+) -> None:
+    """A library where ``host_NAME`` runs a kernel: its argument, of ``host_NAME_bytes``, the grid, threads of a block.
+
+    ``kernels``: names, and the structs that they take.
+    """
+    text = f'#include "{SHIM}"\n{whole_source(source + ".cu")}\n'
+    for kernel, params in kernels.items():
         text += (
-            'extern "C" void host_entry(const void *params, const unsigned *grid, unsigned n_threads)\n{\n'
+            f'extern "C" void host_{kernel}(const void *params, const unsigned *grid, unsigned n_threads)\n{{\n'
             f"    host_launch(host_call<{params}, {kernel}>, params, grid, n_threads);\n}}\n"
-            f'extern "C" const unsigned host_entry_bytes = sizeof({params});\n'
+            f'extern "C" const unsigned host_{kernel}_bytes = sizeof({params});\n'
         )
-        path = self._folder / f"{name or kernel}.cpp"
-        path.write_text(text, encoding="utf-8")
-        library = path.with_suffix(".so")
-        options = ["-std=c++17", "-O1", "-ffp-contract=off", "-fno-strict-aliasing", "-shared", "-fPIC", "-w"]
-        defines = [f"-D{macro}={value}" for macro, value in macros.items()]
-        subprocess.run([self._compiler, *options, *defines, str(path), "-o", str(library)], check=True)
-        return library
+    path = library.with_suffix(".cpp")
+    path.write_text(text, encoding="utf-8")
+    options = ["-std=c++17", "-O1", "-ffp-contract=off", "-fno-strict-aliasing", "-shared", "-fPIC", "-w"]
+    defines = [f"-D{macro}={value}" for macro, value in macros.items()]
+    subprocess.run([compiler, *options, *defines, str(path), "-o", str(library)], check=True)
+
+
+def kernels_of(source: str) -> dict[str, str]:
+    """Every kernel of a source, and the struct that it takes."""
+    text = without_comments(whole_source(source + ".cu"))
+    return dict(re.findall(r"__global__[^{;]*?\b(\w+)\(const (\w+) \w+\)\s*\{", text))
 
 
 class CudaEngine:

@@ -1,6 +1,7 @@
 """Processes with a library that stands in for the driver's (``fake_cuda.c``), which the loader finds.
 
-Holds: ``Driver``. ``MODEL`` is code that opens a small random model there, with images that nobody compiles.
+Holds: ``Driver``. ``MODEL`` is code that opens a small random model there, with images that nobody compiles; behind
+``HOST_KERNELS`` images are kernels compiled for the host, which a process with ``FAKE_CUDA_KERNELS`` runs.
 """
 
 from __future__ import annotations
@@ -32,6 +33,22 @@ provider.default_folder = lambda: Path(tempfile.mkdtemp())
 folder = tempfile.mkdtemp()
 path = Path(folder) / "model.gguf"
 write_random_hybrid(path, HybridShape(n_layers=4))
+"""
+
+
+HOST_KERNELS = """
+import tempfile
+from pathlib import Path
+from pykvstream.kernels import provider
+from tests.gpu.kernel_engine import compile_for_host, kernels_of
+host_folder = Path(tempfile.mkdtemp())
+def compile_host(core, source, key):
+    library = host_folder / (str(abs(hash(key))) + ".so")
+    compile_for_host("c++", key.source, kernels_of(key.source), dict(key.macros), library)
+    return str(library).encode() + bytes(1)
+provider.load_compiler = lambda: None
+provider.compile_image = compile_host
+provider.default_folder = lambda: host_folder / "images"
 """
 
 

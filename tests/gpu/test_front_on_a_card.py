@@ -5,8 +5,6 @@ Against the library that stands in for the driver's, which here runs kernels tha
 
 from __future__ import annotations
 
-import shutil
-
 import numpy as np
 import pytest
 
@@ -14,40 +12,22 @@ pytest.importorskip("pykvstream._ffi._native")
 
 from pykvstream.errors import InvalidArgument, Unsupported
 from tests.front_rig import FrontRig
-from tests.gpu.attend_case import PARAMS
-from tests.gpu.kernel_engine import HostEngine, Parameters
-from tests.gpu.stand_in import COMPILER, Driver
+from tests.gpu.stand_in import COMPILER, HOST_KERNELS, Driver
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs cc")
-
-FRONT = Parameters("front_params.h")
-KERNELS = (("gather", "gather", PARAMS.make("kvs_gather_params")),
-           ("front", "front_chunk", FRONT.make("kvs_front_params")),
-           ("front", "front_merge", FRONT.make("kvs_front_params")))  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def card(tmp_path_factory: pytest.TempPathFactory) -> Driver:
-    """A driver, and the kernels beside it."""
-    folder = tmp_path_factory.mktemp("fake")
-    engine = HostEngine(tmp_path_factory.mktemp("kernels"))
-    for source, kernel, params in KERNELS:
-        library = engine.library(source, kernel, type(params).__name__, {})
-        shutil.copy(library, folder / f"{kernel}.so")
-    return Driver.build(folder)
+    return Driver.build(tmp_path_factory.mktemp("fake"))
 
 
-BEGIN = """
-import ctypes, tempfile
-from pathlib import Path
+BEGIN = HOST_KERNELS + """
+import ctypes
 import numpy as np
 from pykvstream.core.cuda import CudaDevice
 from pykvstream.errors import KvStreamError
-from pykvstream.kernels import provider
 from tests.front_rig import FrontRig
-provider.load_compiler = lambda: None
-provider.compile_image = lambda core, source, key: str(key).encode()
-provider.default_folder = lambda: Path(tempfile.mkdtemp())
 fake = ctypes.CDLL("libcuda.so.1")
 fake.fake_cuda_copied.restype = ctypes.c_size_t
 N_COLS, N_TOKENS, N_BEST, LEFT = 8192 + 400, 8192 + 321, 128, 0xABABABAB
@@ -71,7 +51,7 @@ card = FrontRig(N_COLS, N_TOKENS, N_BEST, device=CudaDevice(), keeps_rows=True)
 
 
 def run(card: Driver, code: str, **variables: str) -> list[str]:
-    return card.run(BEGIN + code, FAKE_CUDA_KERNELS=str(card.folder), **variables).splitlines()
+    return card.run(BEGIN + code, FAKE_CUDA_KERNELS="host", **variables).splitlines()
 
 
 WORDS = """

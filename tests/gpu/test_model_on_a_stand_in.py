@@ -1,0 +1,62 @@
+"""A whole model on a card that is not there.
+
+The library that stands in for the driver's runs every kernel, compiled for the host, as the backend launches it. What is
+left for a card to show is what its compiler and its hardware make of them.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("pykvstream._ffi._native")
+
+from tests.gpu.stand_in import COMPILER, HOST_KERNELS, Driver
+
+ANSWERS = HOST_KERNELS + """
+import numpy as np
+from pykvstream import SamplingParams
+from pykvstream.engine import Model
+from tests.models import write_random_model
+from tests.property.test_drafting_promise import put
+from tests.scripted_drafter import Scripted, half_right
+path = host_folder / "model.gguf"
+write_random_model(path, n_layers=1, n_embd=64, n_heads=2, n_kv_heads=1, head_dim=32, n_ff=64, n_vocab=700, seed=4)
+N, PROMPT = 8, [1, 2, 3, 4, 5]
+
+def answer(model, params, conversation=None, reads=True):
+    with model.session(seed=3) as session:
+        speculation = None if conversation is None else put(session, Scripted(conversation, half_right))
+        pieces, stayed = [], 0
+        for piece in session.generate(PROMPT, max_tokens=N, params=params, speculation=speculation, ignore_eos=True):
+            stayed += callable(piece.row)
+            pieces.append((piece.token, piece.logprob, piece.logits.tobytes() if reads else None))
+        return pieces, session.tokens, stayed
+
+params = SamplingParams(temperature=0.8)
+with Model.open(path, threads=1, ctx_size=512, ubatch_size=64) as cpu:
+    expected, conversation, _ = answer(cpu, params)
+with Model.open(path, device="cuda", ctx_size=512, ubatch_size=64) as card:
+    found, _, stayed = answer(card, params)
+    print("stayed", stayed, [piece[0] for piece in found] == [piece[0] for piece in expected])
+    rows, others = (np.stack([np.frombuffer(piece[2], np.float32) for piece in said]) for said in (found, expected))
+    print("apart", np.abs(rows - others).max() < 1e-5 and np.abs(rows).max() > 1)
+    unread, _, _ = answer(card, params, reads=False)
+    print("unread", [piece[:2] for piece in unread] == [piece[:2] for piece in found])
+    drafted, _, stayed = answer(card, params, conversation)
+    print("drafted", stayed > 0, drafted == found)
+    # The whole chain over whole rows, and its own sum.
+    import pykvstream.sampling.sampler as sampler
+    sampler.rows_needed_by = lambda params: "the test wants whole rows"
+    whole, _, stayed = answer(card, params)
+    print("whole", stayed, whole == found)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(COMPILER is None, reason="needs cc")
+def test_tokens_and_log_probabilities_are_the_same_whether_rows_come_along_or_stay(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    driver = Driver.build(tmp_path_factory.mktemp("fake"))
+    said = driver.run(ANSWERS, FAKE_CUDA_KERNELS="host", FAKE_CUDA_ARCH="80").splitlines()
+    assert said == ["stayed 7 True", "apart True", "unread True", "drafted True True", "whole 0 True"]
