@@ -120,6 +120,29 @@ def test_rows_are_read_until_the_next_pass(card: Driver) -> None:
     ]
 
 
+TWO = """
+with card:
+    device = card.binding._device
+    with FrontRig(N_COLS, N_TOKENS, N_BEST, device=device, keeps_rows=True) as other:
+        one = np.zeros((1, N_COLS), np.float32)
+        card.run(rows)
+        first = card.binding.newest_pass
+        other.run(rows[4:5])
+        second = other.binding.newest_pass
+        print(told(lambda: card.binding.read_output(first, 0, 0, one)))
+        print(told(lambda: card.binding.read_output(second, 0, 0, one)))
+        print(told(lambda: other.binding.read_output(second, 0, 0, one)), one.tobytes() == rows[4:5].tobytes())
+"""
+
+
+def test_a_pass_of_another_tape_overwrites_what_was_left(card: Driver) -> None:
+    assert run(card, TWO) == [
+        "Stale outputs of pass 1 of the device: pass 2 has overwritten them",
+        "Stale outputs of pass 2, the newest one of this binding is 1",
+        "done True",
+    ]
+
+
 FAILS = """
 import os
 with card:

@@ -143,6 +143,27 @@ def test_delta_speed(recorder: Recorder, capsys: pytest.CaptureFixture[str]) -> 
     show(capsys, ["delta 48 heads of 128: " + "  ".join(figures)])
 
 
+def test_front_speed(recorder: Recorder, capsys: pytest.CaptureFixture[str]) -> None:
+    """Random logits, and those of which most are left to sort."""
+    n_cols, n_best = 248_320, 128
+    lines = []
+    for name in ("normal", "half of the lanes"):
+        figures = []
+        for n_rows in (1, 6, 64):
+            recorder.kept.clear()
+            rows = np.random.default_rng(n_rows).standard_normal((n_rows, n_cols), np.float32)
+            if name != "normal":
+                rows[:, np.arange(n_cols) % 256 < n_best - 1] += 100
+            assert (recorder.front(rows, n_cols, n_best)[:, 2 * n_best] == n_best).all()
+            chunks, merge = (
+                recorder.microseconds(lambda launch, kernel=kernel: launch[1] == kernel)  # type: ignore[misc]
+                for kernel in ("front_chunk", "front_merge")
+            )
+            figures.append(f"{n_rows}: {chunks:.1f}+{merge:.1f} us")
+        lines.append(f"front of 248,320 logits, {name}: " + "  ".join(figures))
+    show(capsys, lines)
+
+
 def test_attend_speed(capsys: pytest.CaptureFixture[str]) -> None:
     device = CudaEngine()
     show(capsys, [*tile_figures(device), *variant_figures(device)])

@@ -1,7 +1,7 @@
 """A whole model on a card that is not there.
 
-The library that stands in for the driver's runs every kernel, compiled for the host, as the backend launches it. What is
-left for a card to show is what its compiler and its hardware make of them.
+The library that stands in for the driver's runs every kernel, compiled for the host, as the backend launches it. What
+is left for a card to show is what its compiler and its hardware make of them.
 """
 
 from __future__ import annotations

@@ -203,3 +203,18 @@ def test_rows_that_a_head_would_overwrite_are_handed_out(tmp_path: Path, monkeyp
     keeping.install(monkeypatch)
     assert answer_of_head() == plain
     assert keeping.kept >= keeping.fetched > 0
+
+
+def test_a_plain_pass_that_a_head_may_catch_up_behind_hands_its_row_out(tmp_path: Path, keeping: Keeping) -> None:
+    path = tmp_path / "hybrid.gguf"
+    write_random_hybrid(path, MTP, 5)
+    with Model.open(path, threads=1, ubatch_size=64, ctx_size=1024, mtp=True) as model:
+        has_stayed = []
+        for chosen in (None, speculation()):
+            with model.session(seed=7) as session:
+                list(session.generate(PROMPT, max_tokens=6, speculation=chosen, ignore_eos=True))
+                has_stayed.append(callable(session._core.step(with_front=True, may_keep=True).at(0)))
+                # Without a front nothing may stay.
+                session._core.push(3)
+                assert not callable(session._core.step(may_keep=True).at(0))
+    assert has_stayed == [True, False]
