@@ -25,6 +25,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "build" / "gpu"
 KEPT = Path(tempfile.gettempdir()) / "kvstream-27b.gguf"
+SMALL = Path(tempfile.gettempdir()) / "kvstream-small.gguf"
 TESTS = ("-m", "pytest", "-p", "no:cacheprovider", "--tb=short")
 JOBS = os.environ.get("JOBS", "8")
 DECODE = ("-m", "tests.bench.cuda_decode")
@@ -93,6 +94,18 @@ def whole(seconds: int, *arguments: str, figures: tuple[Figure, ...]) -> Command
     )  # fmt: skip
 
 
+def shaped(seconds: int, shape: str, path: Path) -> Command:
+    """A random file, which stays."""
+    found = Figure("file", rf"^{shape}: (.*)$", "there")
+    return Command(seconds, ("-m", "tests.bench.shaped_file", shape, str(path)), (found,))
+
+
+def long(seconds: int, *arguments: str) -> Command:
+    """Lines of which each says ``same``; one that does not ends the command with an error."""
+    figures = (Figure("runs", r"^(.*  (?:same|DIFFERENT)  .*)$", "same"),)
+    return Command(seconds, ("-m", "tests.gpu.long_promises", *arguments), figures)
+
+
 HASH = (Figure("verdict", r"^(one hash|hashes differ)$", "one hash"),)
 PARTS = (
     Part("promises", "placement, streaming, width and repetition change no bit; card against CPU", (
@@ -121,6 +134,18 @@ PARTS = (
             launched(6, "677 kernels and 2 copies"),
         )),
     )),
+    Part("front", "the sampling front: its words are the CPU's; what it takes of 248,320 logits", (
+        Command(40, (*TESTS, "tests/gpu/test_kernels_front.py", "-rs"), passed("all passed, none skipped")),
+        Command(40, (*TESTS, "tests/gpu/test_kernels_speed.py", "-k", "front"), (
+            Figure("chunks + merge", r"^front of (.*)$", "normal, 1 row: below 20 us"),
+        )),
+    )),
+    Part("long", "the promises at full length: every arena and width says the same", (
+        shaped(30, "small", SMALL),
+        long(180, "demo-hybrid", str(SMALL), "--contexts", "4096,32768"),
+        shaped(150, "27b", KEPT),
+        long(300, str(KEPT), "--contexts", "98304", "--arenas", "smallest,512,1024"),
+    )),
     Part("kernels", "every kernel against float64 and against itself", (
         Command(300, (*TESTS, "tests/gpu", "--ignore", "tests/gpu/test_cuda_promises.py", "-n", JOBS, "-rf"),
                 passed("all passed")),
@@ -136,6 +161,9 @@ PARTS = (
     )),
     Part("cuts", "each of three cuts equals itself, resident and streamed", (
         Command(90, ("-m", "tests.bench.card_hashes", "--cuts", "--steps", "24"), HASH),
+    )),
+    Part("late", "10,000 steps whose copies and operations begin late say the same, histories too", (
+        long(180, "demo-hybrid", "--late-steps", "10000", "--contexts", "2048"),
     )),
     Part("types", "decode passes of other types", (
         decode(50, "--type", "Q4_K", "--rows", "1,6", figures=(

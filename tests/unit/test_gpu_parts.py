@@ -6,10 +6,13 @@ import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
+from unittest import mock
 
 import pytest
 
+from tests.bench import shaped_file
 from tests.bench.cuda_decode import report
+from tests.gpu.long_promises import Judge
 
 TOOL = Path(__file__).resolve().parents[2] / "tools" / "gpu_parts.py"
 
@@ -42,6 +45,26 @@ def test_figures_are_found_in_what_the_benches_print(tool: ModuleType, capsys: p
     lines = tool.figures_of(tool.Part("some", "", (command,)), command, text)
     assert len(lines) == 3 and lines[0].startswith("some: resident, 6 rows: 1.400 ms a pass 4285.7 tokens/s")
     assert lines[2] == "some: on the card, copies too, 1 rows: 1023.4 us 91.0 | predicted x"
+
+
+def test_every_line_of_long_promises_is_a_figure(tool: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    judge = Judge()
+    for said in ("a", "b"):
+        judge.hear("model 4096", "512.0 MiB", said, "65 rows")
+    command = tool.long(1, "MODEL")
+    lines = tool.figures_of(tool.Part("long", "", (command,)), command, capsys.readouterr().out)
+    assert [" same 65 rows" in line for line in lines] == [True, False] and "DIFFERENT" in lines[1]
+
+
+def test_files_in_shapes_are_written_once(tool: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "small.gguf"
+    with mock.patch.dict(shaped_file.SHAPES, {"small": lambda to: to.write_bytes(b"x")}):
+        assert shaped_file.main(["small", str(path)]) == 0 and path.read_bytes() == b"x"
+    path.write_bytes(b"other")
+    assert shaped_file.main(["small", str(path)]) == 0 and path.read_bytes() == b"other"
+    command = tool.shaped(1, "small", path)
+    lines = tool.figures_of(tool.Part("long", "", (command,)), command, capsys.readouterr().out)
+    assert len(lines) == 2 and not any(tool.NOTHING in line for line in lines)
 
 
 def test_what_is_done_is_not_run_again_and_what_says_nothing_is_not_done(tool: ModuleType, tmp_path: Path) -> None:
