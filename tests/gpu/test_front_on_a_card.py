@@ -5,6 +5,8 @@ Against the library that stands in for the driver's, which here runs kernels tha
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -69,6 +71,22 @@ with card, FrontRig(N_COLS, N_TOKENS, N_BEST) as cpu:
 @pytest.mark.parametrize("arch", ["75", "90"])
 def test_words_are_those_of_the_cpu_whether_rows_come_along_or_not(card: Driver, arch: str) -> None:
     assert run(card, WORDS, FAKE_CUDA_ARCH=arch) == ["True True", "True"] * 3 + ["True", "True True"]
+
+
+RECORDED = """
+with card, FrontRig(N_COLS, N_TOKENS, N_BEST) as cpu:
+    for turn, has_front in enumerate((False,) * 3 + (True,) * 3 + (False, True)):
+        given, out = np.roll(rows, turn, axis=0), np.empty_like(rows)
+        expected = cpu.run(given) if has_front else LEFT
+        print((card.run(given, out=out, has_front=has_front) == expected).all(), out.tobytes() == given.tobytes())
+"""
+
+
+def test_a_pass_that_was_recorded_without_its_front_is_not_one_with_it(card: Driver, tmp_path: Path) -> None:
+    said = run(card, RECORDED, FAKE_CUDA_COUNT=str(tmp_path / "count"))
+    assert said == ["True True"] * 8
+    *_, made, launched, destroyed = map(int, (tmp_path / "count").read_text(encoding="ascii").split())
+    assert (made, launched, destroyed) == (2, 6, 2)
 
 
 COPIES = """
