@@ -3,4 +3,4 @@
 cd "$(dirname "$0")/.." || exit 1
 PYTHON=${PYTHON:-python3}
 $PYTHON -m pykvstream devices
-PYTHONPATH=. exec "$PYTHON" tools/gpu_parts.py "$@"
+PYTHONPATH=.${PYTHONPATH:+:$PYTHONPATH} exec "$PYTHON" tools/gpu_parts.py "$@"
