@@ -175,6 +175,9 @@ static uint32_t n_inputs(const kvs_op_desc *op)
 static uint32_t n_written(const kvs_op_desc *op)
 {
     const bool is_split = op->code == KVS_OP_MATMUL && op->u[1] != 2;
+    if (op->code == KVS_OP_ROPE) {
+        return op->out[2] != KVS_NONE ? 3 : op->out[1] != KVS_NONE ? 2 : 1;
+    }
     return op->code == KVS_OP_KV_WRITE ? 0 : is_split ? op->u[0] : 1;
 }
 

@@ -60,13 +60,15 @@ typedef enum kvs_op_code {
     KVS_OP_ROPE_TABLE = 3,
     /* rotate the first u[1] values of each head of u[0] values of out[0] by table in[0], another tensor; u[2]: 0 pairs
      * (2i, 2i+1), 1 pairs (i, i + u[1] / 2). weights[0], if any: RMS norm of each head first, eps f[0]. u[3], if not 0:
-     * Walsh-Hadamard over blocks of u[3] values behind it, which divide the head */
+     * Walsh-Hadamard over blocks of u[3] values behind it, which divide the head. out[1], if any: rows that are turned alike,
+     * with weights[1] for weights[0]. out[2], if any, behind out[1]: rows that only have the Walsh-Hadamard rotation, u[3] not 0 */
     KVS_OP_ROPE = 4,
     /* Walsh-Hadamard over blocks of u[0] values of out[0], in place */
     KVS_OP_HADAMARD = 5,
     /* encode k = in[0], v = in[1] into the tail pages of `layer` */
     KVS_OP_KV_WRITE = 6,
-    /* out[0] = attention of q = in[0] over all pages of `layer`; u[0] query heads, f[0] score scale */
+    /* out[0] = attention of q = in[0] over all pages of `layer`; u[0] query heads, f[0] score scale. u[1], if not 0: Walsh-Hadamard
+     * over blocks of u[1] values behind it, which divide a head of V */
     KVS_OP_ATTEND = 7,
     /* out[0] = act(in[0]) * in[1]; u[0]: 0 silu, 1 sigmoid. in[0] may have one column, which then gates the whole row */
     KVS_OP_GLU = 8,

@@ -15,7 +15,7 @@ static void report(const struct walk *w, uint32_t kind, uint64_t address, uint64
     }
 }
 
-/* Operands by the numbers that operand_desc gives them: inputs first, then outputs. */
+/* Operands by the numbers that operand_desc gives them: inputs first, then outputs. One that is not there has no columns. */
 static const kvs_operand *operand_of(const kvs_bound_op *op, uint32_t id)
 {
     return id < 3 ? &op->in[id] : &op->out[id - 3];
@@ -23,10 +23,11 @@ static const kvs_operand *operand_of(const kvs_bound_op *op, uint32_t id)
 
 static kvs_op_desc operand_desc(const kvs_bound_op *op)
 {
-    return (kvs_op_desc){.code = op->code,
-                         .in = {0, 1, 2},
-                         .out = {3, 4, 5, 6},
-                         .u = {op->u[0], op->u[1], op->u[2], op->u[3]}};
+    kvs_op_desc desc = {.code = op->code, .in = {0, 1, 2}, .u = {op->u[0], op->u[1], op->u[2], op->u[3]}};
+    for (uint32_t i = 0; i < 4; i++) {
+        desc.out[i] = op->out[i].cols == 0 ? KVS_NONE : 3 + i;
+    }
+    return desc;
 }
 
 static void report_tensor(const struct walk *w, uint32_t id, bool is_write)

@@ -192,6 +192,40 @@ static kvs_status check_rope_table(const struct checker *c)
     return want_tensor(c, c->op->out[0], "output columns", c->op->u[0], KVS_ROWS_PASS);
 }
 
+/* Blocks of a Walsh-Hadamard rotation within heads; 0 is none. */
+static kvs_status want_block_of_head(const struct checker *c, uint32_t block, uint32_t head)
+{
+    if (block != 0 && (!kvs_is_power_of_two(block) || block < 2 || head % block != 0)) {
+        return refuse_text(c, "block must be a power of two of at least 2 that divides the head size");
+    }
+    return KVS_OK;
+}
+
+/* Rows that a rope turns in place. */
+static uint32_t n_turned(const kvs_op_desc *op)
+{
+    return op->out[2] != KVS_NONE ? 3 : op->out[1] != KVS_NONE ? 2 : 1;
+}
+
+/* Part i of a rope: rows of whole heads, or of whole blocks where only Walsh-Hadamard is for them. */
+static kvs_status check_turned(const struct checker *c, uint32_t i)
+{
+    const kvs_op_desc *op = c->op;
+    const uint32_t grain = i < 2 ? op->u[0] : op->u[3];
+    kvs_status status = want_tensor(c, op->out[i], "columns", 0, KVS_ROWS_PASS);
+    if (status == KVS_OK && (grain == 0 || tensor_of(c, op->out[i])->cols % grain != 0)) {
+        status = refuse_text(c, i < 2 ? "columns are no multiple of the head size" : "columns are no multiple of the block");
+    }
+    /* Rotation is in place, so a table that is also what it rotates would change under the reader. */
+    if (status == KVS_OK && op->in[0] == op->out[i]) {
+        status = refuse_text(c, "table and rotated rows are the same tensor");
+    }
+    for (uint32_t j = 0; status == KVS_OK && j < i; j++) {
+        status = op->out[j] == op->out[i] ? refuse_text(c, "two of its rows are the same tensor") : KVS_OK;
+    }
+    return status == KVS_OK && i < 2 && op->weights[i] != KVS_NONE ? want_vector(c, op->weights[i], op->u[0]) : status;
+}
+
 static kvs_status check_rope(const struct checker *c)
 {
     uint32_t head = c->op->u[0];
@@ -199,22 +233,14 @@ static kvs_status check_rope(const struct checker *c)
     if (head == 0 || n_rot == 0 || n_rot > head || n_rot % 2 != 0 || c->op->u[2] > 1) {
         return refuse_text(c, "head size, rotary values or mode out of range");
     }
-    /* Rotation is in place, so a table that is also what it rotates would change under the reader. */
-    if (c->op->in[0] == c->op->out[0]) {
-        return refuse_text(c, "table and rotated rows are the same tensor");
-    }
     kvs_status status = want_tensor(c, c->op->in[0], "table columns", n_rot, KVS_ROWS_PASS);
     if (status == KVS_OK) {
-        status = want_tensor(c, c->op->out[0], "columns", 0, KVS_ROWS_PASS);
+        status = want_block_of_head(c, c->op->u[3], head);
     }
-    if (status == KVS_OK && tensor_of(c, c->op->out[0])->cols % head != 0) {
-        status = refuse_text(c, "columns are no multiple of the head size");
+    for (uint32_t i = 0; status == KVS_OK && i < n_turned(c->op); i++) {
+        status = check_turned(c, i);
     }
-    const uint32_t block = c->op->u[3];
-    if (status == KVS_OK && block != 0 && (!kvs_is_power_of_two(block) || block < 2 || head % block != 0)) {
-        status = refuse_text(c, "block must be a power of two of at least 2 that divides the head size");
-    }
-    return status == KVS_OK && c->op->weights[0] != KVS_NONE ? want_vector(c, c->op->weights[0], head) : status;
+    return status;
 }
 
 static kvs_status check_hadamard(const struct checker *c)
@@ -259,6 +285,10 @@ static kvs_status check_attend(const struct checker *c)
     uint32_t heads = c->op->u[0];
     if (heads == 0 || heads % kv->n_kv_heads != 0) {
         return refuse_text(c, "query heads are no multiple of KV heads");
+    }
+    status = want_block_of_head(c, c->op->u[1], kv->head_dim_v);
+    if (status != KVS_OK) {
+        return status;
     }
     status = want_tensor(c, c->op->in[0], "q columns", (uint64_t)heads * kv->head_dim_k, KVS_ROWS_PASS);
     if (status == KVS_OK && c->op->in[0] == c->op->out[0]) {
@@ -431,8 +461,8 @@ static uint32_t n_inputs(const kvs_op_desc *op)
 
 static uint32_t n_outputs(const kvs_op_desc *op)
 {
-    if (op->code == KVS_OP_KV_WRITE) {
-        return 0;
+    if (op->code == KVS_OP_KV_WRITE || op->code == KVS_OP_ROPE) {
+        return op->code == KVS_OP_ROPE ? n_turned(op) : 0;
     }
     return op->code == KVS_OP_MATMUL && op->u[1] != MATMUL_SWIGLU ? op->u[0] : 1;
 }

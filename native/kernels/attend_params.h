@@ -31,6 +31,8 @@ typedef struct kvs_attend_params {
     unsigned int is_first;         /* nothing has been folded before: groups and results hold nothing */
     unsigned int is_last;          /* write `out` */
     float scale;                   /* of the scores */
+    unsigned int block;            /* of the Walsh-Hadamard rotation of `out`, or 0 */
+    float block_scale;             /* 1 / sqrt(block), rounded by the host */
     unsigned int reserved;
 } kvs_attend_params;
 
@@ -83,16 +85,25 @@ typedef struct kvs_rope_params {
 } kvs_rope_params;
 
 /* turn.cu: norm, rotation and Walsh-Hadamard rotation of heads in place. */
-typedef struct kvs_turn_params {
+#define KVS_CUDA_TURN_PARTS 3u
+
+/* Queries, keys or values. */
+typedef struct kvs_turn_part {
     unsigned long long values; /* [n_rows][n_heads][head] */
-    unsigned long long table;  /* [n_rows][n_rotary / 2][2] */
     unsigned long long weight; /* [head] float32, or 0: no norm */
+    unsigned int n_heads;      /* 0: no such part */
+    unsigned int is_rotated;   /* by the table */
+} kvs_turn_part;
+
+typedef struct kvs_turn_params {
+    kvs_turn_part parts[KVS_CUDA_TURN_PARTS];
+    unsigned long long table;  /* [n_rows][n_rotary / 2][2] */
     unsigned int n_rows;
-    unsigned int n_heads;
     unsigned int n_rotary;
     unsigned int is_halves;
     float eps;
     float scale;               /* 1 / sqrt(block), rounded by the host */
+    unsigned int reserved;
 } kvs_turn_params;
 
 /* norm.cu: root mean square norm of groups of values. */

@@ -1,8 +1,8 @@
 /* turn.cu: what stands between a projection and attention: norm of each head, rotation by the table, Walsh-Hadamard rotation.
  *
  * Kernel: turn. Argument: kvs_turn_params. Architecture: sm_75. Macros: KVS_HEAD, values of a head, a multiple of 32 up to 512;
- * KVS_BLOCK, values of a Walsh-Hadamard block, a power of two from 32 that divides the head, or 0. Grid (rows * heads / 8, rounded
- * up), block 256: a warp turns a head.
+ * KVS_BLOCK, values of a Walsh-Hadamard block, a power of two from 32 that divides the head, or 0. Grid (rows * heads of all parts / 8,
+ * rounded up), block 256: a warp turns a head. Heads are numbered part after part, and row after row within one.
  *
  * Order: that of norm.cu, rope.cu and hadamard.cu one after another.
  */
@@ -16,9 +16,8 @@
 #define BLOCK_LANE (KVS_BLOCK == 0 ? 1u : KVS_BLOCK / 32u)
 
 /* The head's values into `room`. */
-static __device__ void norm_head(const kvs_turn_params *p, const float *values, kvs_u32 lane, float *room)
+static __device__ void norm_head(const float *weight, float eps, const float *values, kvs_u32 lane, float *room)
 {
-    const float *weight = (const float *)p->weight;
     float x[PER_LANE], sum = 0.0f;
 #pragma unroll
     for (kvs_u32 i = 0; i < PER_LANE; i++) {
@@ -28,7 +27,7 @@ static __device__ void norm_head(const kvs_turn_params *p, const float *values, 
     for (kvs_u32 distance = 16; distance != 0; distance /= 2) {
         sum += __shfl_xor_sync(KVS_FULL_WARP, sum, distance);
     }
-    const float factor = 1.0f / sqrtf(sum / (float)KVS_HEAD + p->eps);
+    const float factor = 1.0f / sqrtf(sum / (float)KVS_HEAD + eps);
 #pragma unroll
     for (kvs_u32 i = 0; i < PER_LANE; i++) {
         room[i * 32 + lane] = weight == nullptr ? x[i] : x[i] * factor * weight[i * 32 + lane];
@@ -76,15 +75,26 @@ extern "C" __global__ void __launch_bounds__(HEADS * 32) turn(const kvs_turn_par
     __shared__ float rooms[HEADS][KVS_HEAD];
     kvs_let_next_begin();
     kvs_wait_for_previous();
-    const kvs_u64 head = (kvs_u64)blockIdx.x * HEADS + threadIdx.x / 32;
+    kvs_u64 head = (kvs_u64)blockIdx.x * HEADS + threadIdx.x / 32;
     const kvs_u32 lane = threadIdx.x % 32;
-    if (head >= (kvs_u64)p.n_rows * p.n_heads) {
+    kvs_turn_part part = p.parts[0];
+#pragma unroll
+    for (kvs_u32 i = 1; i < KVS_CUDA_TURN_PARTS; i++) {
+        const kvs_u64 before = (kvs_u64)p.n_rows * part.n_heads;
+        if (head >= before) {
+            head -= before;
+            part = p.parts[i];
+        }
+    }
+    if (head >= (kvs_u64)p.n_rows * part.n_heads) {
         return; /* a whole warp */
     }
-    float *values = (float *)p.values + head * KVS_HEAD, *room = rooms[threadIdx.x / 32];
-    norm_head(&p, values, lane, room);
+    float *values = (float *)part.values + head * KVS_HEAD, *room = rooms[threadIdx.x / 32];
+    norm_head((const float *)part.weight, p.eps, values, lane, room);
     __syncwarp();
-    rotate_head(&p, (kvs_u32)(head / p.n_heads), lane, room);
+    if (part.is_rotated) {
+        rotate_head(&p, (kvs_u32)(head / part.n_heads), lane, room);
+    }
     __syncwarp();
     store_head(&p, room, lane, values);
 }

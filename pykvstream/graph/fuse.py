@@ -4,7 +4,9 @@ the same order.
 Order of rules: neighbouring linears of one input become one matmul of up to four parts; a norm that only such a
 matmul reads becomes its prologue; gate and up that only a swiglu reads get it as epilogue; a gate that multiplies what
 only a matmul reads, with the norm of groups before it, becomes that matmul's prologue; a linear that only an add reads
-adds itself; the norm of heads before a rope and the Walsh-Hadamard rotation behind it join it.
+adds itself; the norm of heads before a rope and the Walsh-Hadamard rotation behind it join it; keys that are turned as
+the queries before them are join these, and values that only have the rotation of both join them; the rotation of what
+attention gives joins it.
 Holds: ``fuse``.
 """
 
@@ -23,7 +25,8 @@ _ADD, _SWIGLU = 1, 2
 
 def fuse(graph: Graph) -> Graph:
     """Apply every rule once."""
-    for rule in (_merge_linears, _fuse_norms, _fuse_swiglu, _fuse_gates, _fuse_adds, _fuse_ropes):
+    rules = (_merge_linears, _fuse_norms, _fuse_swiglu, _fuse_gates, _fuse_adds)
+    for rule in (*rules, _fuse_ropes, _join_ropes, _fuse_attention):
         graph = replace(graph, nodes=rule(graph))
     return graph
 
@@ -176,6 +179,58 @@ def _fuse_ropes(graph: Graph) -> tuple[Node, ...]:
             and node.inputs[0] == last.outputs[0]
         ):
             nodes[-1] = replace(last, outputs=node.outputs, u=(*last.u, node.u[0]))
+        else:
+            nodes.append(node)
+    return tuple(nodes)
+
+
+def _is_turned_alike(node: Node, last: Node) -> bool:
+    """Whether one rope does both: of one table, by the same numbers, with norms of heads before both or neither."""
+    return (
+        node.code is OpCode.ROPE
+        and len(last.outputs) == 1
+        and node.inputs[0] == last.inputs[0]
+        and (node.u, node.f, len(node.vectors)) == (last.u, last.f, len(last.vectors))
+    )
+
+
+def _is_rotated_alike(node: Node, last: Node) -> bool:
+    return node.code is OpCode.HADAMARD and len(last.outputs) == 2 and last.u[3:] == node.u
+
+
+def _join_ropes(graph: Graph) -> tuple[Node, ...]:
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        last = nodes[-1] if nodes else None
+        if (
+            last is not None
+            and last.code is OpCode.ROPE
+            and (_is_turned_alike(node, last) or _is_rotated_alike(node, last))
+            and not set(node.inputs) & set(last.outputs)
+        ):
+            inputs = last.inputs + node.inputs[-1:]
+            vectors = last.vectors + node.vectors
+            nodes[-1] = replace(last, inputs=inputs, outputs=last.outputs + node.outputs, vectors=vectors)
+        else:
+            nodes.append(node)
+    return tuple(nodes)
+
+
+def _fuse_attention(graph: Graph) -> tuple[Node, ...]:
+    uses = graph.uses()
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        last = nodes[-1] if nodes else None
+        if (
+            last is not None
+            and node.code is OpCode.HADAMARD
+            and last.code is OpCode.ATTEND
+            and node.inputs == last.outputs
+            and uses[last.outputs[0].index] == 1
+            and last.outputs[0] not in graph.outputs
+            and graph.layers[last.layer].head_dim_v % node.u[0] == 0
+        ):
+            nodes[-1] = replace(last, outputs=node.outputs, u=(*last.u, *node.u))
         else:
             nodes.append(node)
     return tuple(nodes)

@@ -1,7 +1,7 @@
 """From nodes to tape records.
 
-Order: records follow the nodes. A node that updates its last input writes into the storage of that value, which is
-legal because nothing reads the value afterwards: that is checked here.
+Order: records follow the nodes. A node that updates its last inputs writes into the storage of those values, which is
+legal because nothing reads them afterwards: that is checked here.
 Holds: ``lower``, ``delta_layers``.
 """
 
@@ -82,7 +82,7 @@ class _Lowering:
             self._tape.add_op(self._record(node))
 
     def _record(self, node: Node) -> Op:
-        inputs = node.inputs[:-1] if node.updates else node.inputs
+        inputs = node.inputs[: -len(node.outputs)] if node.updates else node.inputs
         in_ids = tuple(self._read(value) for value in inputs)
         out_ids = self._write(node)
         return Op(
@@ -104,18 +104,21 @@ class _Lowering:
 
     def _write(self, node: Node) -> tuple[int, ...]:
         if node.updates:
-            source, target = node.inputs[-1], node.outputs[0]
-            if source in self._graph.inputs:
-                raise InvalidArgument("an input of the pass cannot be written")
-            if target.index in self._outputs:
-                raise InvalidArgument("an output must be written by an operation of its own")
-            self._tensors[target.index] = self._read(source)
-            self._ended.add(source.index)
+            for source, target in zip(node.inputs[-len(node.outputs) :], node.outputs, strict=True):
+                self._replace(source, target)
         else:
             for value in node.outputs:
                 kind = TensorKind.OUTPUT if value.index in self._outputs else TensorKind.WORK
                 self._tensors[value.index] = self._tape.add_tensor(value.cols, kind=kind, rows=value.rows)
         return tuple(self._tensors[value.index] for value in node.outputs)
+
+    def _replace(self, source: Value, target: Value) -> None:
+        if source in self._graph.inputs:
+            raise InvalidArgument("an input of the pass cannot be written")
+        if target.index in self._outputs:
+            raise InvalidArgument("an output must be written by an operation of its own")
+        self._tensors[target.index] = self._read(source)
+        self._ended.add(source.index)
 
     def _weights_of(self, node: Node) -> tuple[int, ...]:
         panels = [self._weight_id(name, is_rows=False) for name in node.weights]

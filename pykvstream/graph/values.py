@@ -52,7 +52,7 @@ class Node:
     """One operation. ``u``, ``f``, ``f64`` and ``layer`` are the parameters of ``kvs_op_desc``.
 
     ``weights`` are matmul panels, ``vectors`` rows in file layout, None for one that is left out. ``updates`` says
-    that output 0 continues in the storage of the last input, whose value ends here.
+    that outputs continue in the storage of as many last inputs, in order, whose values end here.
     """
 
     code: OpCode

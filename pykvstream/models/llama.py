@@ -61,14 +61,9 @@ def _attention(
     q = g.linear(h, block + "attn_q.weight")
     k = g.linear(h, block + "attn_k.weight")
     v = g.linear(h, block + "attn_v.weight")
-    if config.architecture == "qwen3":
-        q = g.norm(q, block + "attn_q_norm.weight", config.norm_eps, group=config.head_dim_k)
-        k = g.norm(k, block + "attn_k_norm.weight", config.norm_eps, group=config.head_dim_k)
-    q = g.rope(q, table, config.head_dim_k, config.n_rot, config.rope_mode)
-    k = g.rope(k, table, config.head_dim_k, config.n_rot, config.rope_mode)
     rotate_k, rotate_v = rotation
-    if rotate_k:
-        q, k = g.hadamard(q, rotate_k), g.hadamard(k, rotate_k)
+    q = _turned(g, config, q, block + "attn_q_norm.weight", table, rotate_k)
+    k = _turned(g, config, k, block + "attn_k_norm.weight", table, rotate_k)
     if rotate_v:
         v = g.hadamard(v, rotate_v)
     g.kv_write(layer, k, v)
@@ -76,6 +71,14 @@ def _attention(
     if rotate_v:
         out = g.hadamard(out, rotate_v)
     return g.linear(out, block + "attn_output.weight")
+
+
+def _turned(g: GraphBuilder, config: ModelConfig, x: Value, norm: str, table: Value, block: int) -> Value:
+    """Heads as scores are made of them, rotated by Walsh-Hadamard in blocks of ``block`` values, 0 none."""
+    if config.architecture == "qwen3":
+        x = g.norm(x, norm, config.norm_eps, group=config.head_dim_k)
+    x = g.rope(x, table, config.head_dim_k, config.n_rot, config.rope_mode)
+    return g.hadamard(x, block) if block else x
 
 
 def _feed_forward(g: GraphBuilder, config: ModelConfig, i: int, x: Value) -> Value:

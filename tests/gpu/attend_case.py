@@ -225,8 +225,9 @@ class Launches:
         return self.case.engine.download(self.out, (self.case.n_rows, layer.n_heads, layer.dim_v), np.float32)
 
 
-def launches(case: Case, runs: Iterable[Run], *, is_recorded: bool = False) -> Launches:
-    """Recorded ones may go over more pages than there are, and are told nothing of what changes from pass to pass."""
+def launches(case: Case, runs: Iterable[Run], *, is_recorded: bool = False, block: int = 0) -> Launches:
+    """Recorded ones may go over more pages than there are, and are told nothing of what changes from pass to pass.
+    ``block``: of the Walsh-Hadamard rotation behind it."""
     engine, layer = case.engine, case.layer
     runs = list(runs)
     n_queries = case.n_rows * layer.n_heads
@@ -247,6 +248,8 @@ def launches(case: Case, runs: Iterable[Run], *, is_recorded: bool = False) -> L
         "n_query_heads": layer.n_heads,
         "n_kv_heads": layer.n_kv_heads,
         "scale": case.scale,
+        "block": block,
+        "block_scale": 1.0 if block == 0 else float(np.float32(1 / np.sqrt(block))),
     }
     n_tiles = -(-case.n_rows * layer.group // case.family.tile_of(case.n_rows * layer.group))
     steps = []

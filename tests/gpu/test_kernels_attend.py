@@ -18,6 +18,7 @@ from tests.gpu.attend_case import (
     GROUP,
     KV_TYPES,
     PAGE,
+    PARAMS,
     PLAIN,
     PRODUCTS,
     Case,
@@ -161,6 +162,28 @@ def test_recorded_launches_have_the_bits_of_single_ones(rig: Rig, family: Family
         for _ in range(2):
             made.run()
             assert same_bits(made.result(), expected), runs
+
+
+@pytest.mark.parametrize("dim, block", [(64, 64), (64, 8), (96, 32), (256, 256), (256, 64)])
+def test_rotated_attention_has_the_bits_of_a_rotation_behind_it(
+    rig: Rig, family: Family, dim: int, block: int
+) -> None:
+    layer = Layer(T.Q8_0, T.Q4_0, dim, dim, 1, 3)
+    case = make_case(rig.engine, layer, PAGE + 40, 2, family)
+    runs = [Run(0, 1, False), Run(1, 2, False)]
+    steps, rotated = launches(case, runs), launches(case, runs, block=block)
+    steps.run()
+    rotated.run()
+    if block >= 32:
+        scale = float(np.float32(1 / np.sqrt(block)))
+        n_blocks = steps.result().size // block
+        params = PARAMS.make("kvs_hadamard_params", values=steps.out, n_blocks=n_blocks, scale=scale)
+        rig.engine.run("hadamard", "hadamard", {"KVS_BLOCK": block}, (-(-n_blocks // 8), 1, 1), 256, params)
+        assert same_bits(rotated.result(), steps.result())
+    else:
+        signs = np.array([[(-1) ** (i & j).bit_count() for i in range(block)] for j in range(block)])
+        expected = steps.result().reshape(-1, block).astype(np.float64) @ signs / np.sqrt(block)
+        np.testing.assert_allclose(rotated.result().reshape(-1, block), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_places_of_pages_do_not_matter(rig: Rig, family: Family) -> None:

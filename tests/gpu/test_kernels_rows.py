@@ -291,33 +291,44 @@ def test_glu_equals_float64(engine: Engine, is_sigmoid: int, is_one_gate: int) -
 
 
 @pytest.mark.parametrize("case", [(256, 256, 1, 1), (96, 32, 0, 1), (64, 0, 1, 1), (64, 64, 0, 0)])
-def test_turning_has_the_bits_of_its_steps(engine: Engine, case: tuple[int, int, int, int]) -> None:
-    """Norm, rope and Walsh-Hadamard in one kernel, and in one each."""
+@pytest.mark.parametrize("heads", [(3,), (4, 2), (3, 1, 2)], ids=["alone", "with keys", "with keys and values"])
+def test_turning_has_the_bits_of_its_steps(
+    engine: Engine, case: tuple[int, int, int, int], heads: tuple[int, ...]
+) -> None:
+    """Norm, rope and Walsh-Hadamard of up to three parts in one kernel, and in one each."""
     width, block, is_halves, has_norm = case
+    if len(heads) == 3 and block == 0:
+        heads = heads[:2]  # values are never rotated then
     rng = np.random.default_rng(width + block)
-    n_rows, n_heads, n_rotary = 3, 3, width // 4 * 2
-    x = rng.standard_normal((n_rows, n_heads, width)).astype(np.float32)
-    weight = rng.standard_normal(width).astype(np.float32)
+    n_rows, n_rotary = 3, width // 4 * 2
+    parts = [rng.standard_normal((n_rows, n, width)).astype(np.float32) for n in heads]
+    weights = [rng.standard_normal(width).astype(np.float32) for _ in heads]
     angles = rng.uniform(-4, 4, (n_rows, n_rotary // 2))
     table = engine.upload(np.stack([np.cos(angles), np.sin(angles)], axis=-1).astype(np.float32))
     scale = 1.0 if block == 0 else float(np.float32(1 / np.sqrt(block)))
-    turned = engine.upload(x)
+    turned = [engine.upload(x) for x in parts]
     params = PARAMS.make(
-        "kvs_turn_params", values=turned, table=table, weight=engine.upload(weight) if has_norm else 0, n_rows=n_rows,
-        n_heads=n_heads, n_rotary=n_rotary, is_halves=is_halves, eps=1e-6, scale=scale,
-    )  # fmt: skip
-    engine.run("turn", "turn", {"KVS_HEAD": width, "KVS_BLOCK": block}, (2, 1, 1), 256, params)
-    steps = engine.upload(norm_on_engine(engine, x, weight) if has_norm else x)
-    params = PARAMS.make(
-        "kvs_rope_params", values=steps, table=table, n_rows=n_rows, n_heads=n_heads, head_values=width,
-        n_rotary=n_rotary, is_halves=is_halves,
-    )  # fmt: skip
-    engine.run("rope", "rope", {}, (n_rows, 1, 1), 256, params)
-    if block:
-        n_blocks = x.size // block
-        params = PARAMS.make("kvs_hadamard_params", values=steps, n_blocks=n_blocks, scale=scale)
-        engine.run("hadamard", "hadamard", {"KVS_BLOCK": block}, (-(-n_blocks // 8), 1, 1), 256, params)
-    assert same_bits(engine.download(turned, x.shape, np.float32), engine.download(steps, x.shape, np.float32))
+        "kvs_turn_params", table=table, n_rows=n_rows, n_rotary=n_rotary, is_halves=is_halves, eps=1e-6, scale=scale
+    )
+    for i, n_heads in enumerate(heads):
+        part = params.parts[i]
+        part.values, part.n_heads, part.is_rotated = turned[i], n_heads, int(i < 2)
+        part.weight = engine.upload(weights[i]) if has_norm and i < 2 else 0
+    grid = (-(-n_rows * sum(heads) // 8), 1, 1)
+    engine.run("turn", "turn", {"KVS_HEAD": width, "KVS_BLOCK": block}, grid, 256, params)
+    for i, x in enumerate(parts):
+        steps = engine.upload(norm_on_engine(engine, x, weights[i]) if has_norm and i < 2 else x)
+        if i < 2:
+            params = PARAMS.make(
+                "kvs_rope_params", values=steps, table=table, n_rows=n_rows, n_heads=heads[i], head_values=width,
+                n_rotary=n_rotary, is_halves=is_halves,
+            )  # fmt: skip
+            engine.run("rope", "rope", {}, (n_rows, 1, 1), 256, params)
+        if block:
+            n_blocks = x.size // block
+            params = PARAMS.make("kvs_hadamard_params", values=steps, n_blocks=n_blocks, scale=scale)
+            engine.run("hadamard", "hadamard", {"KVS_BLOCK": block}, (-(-n_blocks // 8), 1, 1), 256, params)
+        assert same_bits(engine.download(turned[i], x.shape, np.float32), engine.download(steps, x.shape, np.float32))
 
 
 def test_add_and_gather_move_rows(engine: Engine) -> None:

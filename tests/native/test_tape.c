@@ -189,6 +189,12 @@ static void test_operations_refuse_what_they_cannot_run(void)
     }
     memcpy(op.u, (const uint32_t[]){32, 32, 1, 64}, sizeof op.u); /* block beyond the head */
     CHECK_STATUS(kvs_tape_add_op(b.tape, &op), KVS_EINVAL);
+    memcpy(op.u, (const uint32_t[]){32, 32, 1, 32}, sizeof op.u); /* parts: twice the same, the table, none before the third */
+    const uint32_t parts[][2] = {{b.b, KVS_NONE}, {b.a, KVS_NONE}, {KVS_NONE, narrow}, {narrow, narrow}, {narrow, b.b}};
+    for (uint32_t i = 0; i < 5; i++) {
+        memcpy(op.out + 1, parts[i], sizeof parts[i]);
+        CHECK_STATUS(kvs_tape_add_op(b.tape, &op), KVS_EINVAL);
+    }
     op = op_of(KVS_OP_HADAMARD);
     op.out[0] = b.a;
     const uint32_t blocks[] = {0, 1, 3, 64};
@@ -210,6 +216,9 @@ static void test_operations_refuse_what_they_cannot_run(void)
     op.u[0] = 2;
     CHECK_STATUS(kvs_tape_add_op(b.tape, &op), KVS_EINVAL);
     op.u[0] = 1;
+    op.u[1] = 64; /* block beyond the head */
+    CHECK_STATUS(kvs_tape_add_op(b.tape, &op), KVS_EINVAL);
+    op.u[1] = 0;
     op.out[0] = b.a;
     CHECK_STATUS(kvs_tape_add_op(b.tape, &op), KVS_EINVAL);
     op = op_of(KVS_OP_GATHER);

@@ -247,6 +247,22 @@ def turn_oracle() -> Doubles:
     return (turned @ hadamard_matrix(TURN_BLOCK) / np.sqrt(TURN_BLOCK)).reshape(ROWS, COLS)
 
 
+def record_turns(bed: Bed, part: int) -> int:
+    """The same of queries and keys, and a Walsh-Hadamard rotation of values; which of them is looked at."""
+    rotations = record_rope_table(bed)
+    rows = tuple(bed.input(seed) for seed in (6, 8, 9))
+    norms = tuple(bed.floats(table(seed, 1, HEAD_DIM)) for seed in (18, 19))
+    u = (HEAD_DIM, HEAD_DIM, 1, TURN_BLOCK)
+    bed.tape.add_op(Op(OpCode.ROPE, (rotations,), rows, norms, u=u, f=(EPS,)))
+    return rows[part]
+
+
+def turns_oracle(part: int) -> Doubles:
+    rows = looked_up(9) if part == 2 else rotated(normed(looked_up((6, 8)[part]), HEAD_DIM, (18, 19)[part]))
+    turned = rows.reshape(-1, TURN_BLOCK) @ hadamard_matrix(TURN_BLOCK) / np.sqrt(TURN_BLOCK)
+    return turned.reshape(ROWS, COLS)
+
+
 def record_hadamard(bed: Bed) -> int:
     x = bed.input(7)
     bed.tape.add_op(Op(OpCode.HADAMARD, (), (x,), u=(COLS,)))
@@ -264,12 +280,12 @@ def hadamard_oracle() -> Doubles:
     return looked_up(7) @ hadamard_matrix(COLS) / np.sqrt(COLS)
 
 
-def record_attention(bed: Bed, layer: KvLayer) -> int:
+def record_attention(bed: Bed, layer: KvLayer, block: int = 0) -> int:
     bed.tape.add_layer(layer)
     k, v, q = (bed.input(seed) for seed in (8, 9, 10))
     out = bed.tape.add_tensor(COLS)
     bed.tape.add_op(Op(OpCode.KV_WRITE, (k, v), layer=0))
-    bed.tape.add_op(Op(OpCode.ATTEND, (q,), (out,), layer=0, u=(HEADS,), f=(SCALE,)))
+    bed.tape.add_op(Op(OpCode.ATTEND, (q,), (out,), layer=0, u=(HEADS, block), f=(SCALE,)))
     return out
 
 
@@ -287,6 +303,11 @@ def attention_oracle(layer: KvLayer) -> Doubles:
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)
     return np.einsum("hqk,khd->qhd", weights, held(9, layer.type_v)).reshape(ROWS, COLS)
+
+
+def rotated_attention_oracle(layer: KvLayer) -> Doubles:
+    turned = attention_oracle(layer).reshape(-1, TURN_BLOCK) @ hadamard_matrix(TURN_BLOCK) / np.sqrt(TURN_BLOCK)
+    return turned.reshape(ROWS, COLS)
 
 
 PLAIN = KvLayer(HEADS, HEAD_DIM, HEAD_DIM, GgmlType.F32.id, GgmlType.F32.id)
@@ -461,6 +482,9 @@ CASES = (
     # The same of normed values below 8, then four levels of sums below 64 and one scaling.
     OpCase(OpCode.ROPE, record_turn, turn_oracle, 6e-6, ROPE_TABLE_BYTES + 2 * TENSOR_BYTES + HEAD_DIM * F32_BYTES,
            ("elementwise_avx2", "hadamard_avx2"), variant="of normed heads, turned"),
+    *(OpCase(OpCode.ROPE, lambda bed, part=part: record_turns(bed, part), lambda part=part: turns_oracle(part), 6e-6,
+             ROPE_TABLE_BYTES + 6 * TENSOR_BYTES + 2 * HEAD_DIM * F32_BYTES, ("elementwise_avx2", "hadamard_avx2"),
+             variant=f"{name} of three") for part, name in enumerate(("queries", "keys", "values"))),
     # Six levels of sums below 64, then one scaling.
     OpCase(OpCode.HADAMARD, record_hadamard, hadamard_oracle, 4e-6, 2 * TENSOR_BYTES, ("hadamard_avx2",)),
     # What is stored is compared by attention over it: an error of a code would be a hundred times larger.
@@ -469,6 +493,9 @@ CASES = (
     # Five weights below 1 on values below 4.
     OpCase(OpCode.ATTEND, lambda bed: record_attention(bed, PLAIN), lambda: attention_oracle(PLAIN), 4e-6, ATTEND_BYTES,
            ("attend_avx2", "attend_avx512"), layer=PLAIN),
+    # Then four levels of sums below 64, and one scaling.
+    OpCase(OpCode.ATTEND, lambda bed: record_attention(bed, PLAIN, TURN_BLOCK), lambda: rotated_attention_oracle(PLAIN),
+           6e-6, ATTEND_BYTES, ("attend_avx2", "attend_avx512", "hadamard_avx2"), layer=PLAIN, variant="turned"),
     # An exponential within one unit, a quotient and a product of values below 16.
     OpCase(OpCode.GLU, record_glu, glu_oracle, 4e-6, 3 * TENSOR_BYTES, ("elementwise_avx2",)),
     OpCase(OpCode.GLU, lambda bed: record_glu(bed, SIGMOID), lambda: glu_oracle(SIGMOID), 4e-6, 3 * TENSOR_BYTES,

@@ -16,6 +16,9 @@
 /* Rows that one task rotates or encodes: short passes stay on the calling thread. */
 #define ROWS_PER_TASK 16u
 #define GATED_ALIGNMENT 64u
+/* Outputs of a rope that are rotated by its table, and all that it turns. */
+#define N_ROTATED 2u
+#define N_TURNED 3u
 
 struct call {
     const kvs_cpu_compute *cpu;
@@ -204,21 +207,23 @@ static kvs_status run_hadamard(const struct call *c)
     return run_rows(c, hadamard_rows);
 }
 
-/* Walsh-Hadamard blocks of a rope are its u[3]; those of an operation of their own its u[0]. */
+/* Part i of a rope has blocks of u[3]; operations of their own have blocks of u[0]. */
 static void turned_rows(const struct call *c, uint32_t begin, uint32_t end)
 {
-    const uint32_t cols = c->op->out[0].cols;
-    kvs_hadamard_rows(c->cpu->isa, out_data(c, 0) + (size_t)begin * cols, end - begin, cols, cols, c->op->u[3]);
+    for (uint32_t i = 0; i < N_TURNED && c->op->out[i].cols != 0; i++) {
+        const uint32_t cols = c->op->out[i].cols;
+        kvs_hadamard_rows(c->cpu->isa, out_data(c, i) + (size_t)begin * cols, end - begin, cols, cols, c->op->u[3]);
+    }
 }
 
-static void norm_heads(const struct call *c)
+static void norm_heads(const struct call *c, uint32_t part)
 {
-    const uint32_t cols = c->op->out[0].cols;
-    const kvs_rms_norm_desc desc = {.x = out_data(c, 0),
+    const uint32_t cols = c->op->out[part].cols;
+    const kvs_rms_norm_desc desc = {.x = out_data(c, part),
                                     .x_stride = cols,
-                                    .out = out_data(c, 0),
+                                    .out = out_data(c, part),
                                     .out_stride = cols,
-                                    .weight = weight_data(c, 0),
+                                    .weight = weight_data(c, part),
                                     .n = cols,
                                     .group = c->op->u[0],
                                     .n_rows = c->step->n_rows,
@@ -226,12 +231,12 @@ static void norm_heads(const struct call *c)
     kvs_rms_norm(c->cpu->threads, c->cpu->isa, &desc);
 }
 
-static kvs_status run_rope(const struct call *c)
+static void rotate_heads(const struct call *c, uint32_t part)
 {
-    uint32_t cols = c->op->out[0].cols;
-    kvs_rope_desc desc = {.x = out_data(c, 0),
+    uint32_t cols = c->op->out[part].cols;
+    kvs_rope_desc desc = {.x = out_data(c, part),
                           .x_stride = cols,
-                          .out = out_data(c, 0),
+                          .out = out_data(c, part),
                           .out_stride = cols,
                           .table = in_data(c, 0),
                           .n_rows = c->step->n_rows,
@@ -239,10 +244,17 @@ static kvs_status run_rope(const struct call *c)
                           .head_values = c->op->u[0],
                           .n_rot = c->op->u[1],
                           .mode = c->op->u[2]};
-    if (c->op->weights[0] != NULL) {
-        norm_heads(c);
+    if (c->op->weights[part] != NULL) {
+        norm_heads(c, part);
     }
     kvs_rope(c->cpu->threads, c->cpu->isa, &desc);
+}
+
+static kvs_status run_rope(const struct call *c)
+{
+    for (uint32_t i = 0; i < N_ROTATED && c->op->out[i].cols != 0; i++) {
+        rotate_heads(c, i);
+    }
     return c->op->u[3] == 0 ? KVS_OK : run_rows(c, turned_rows);
 }
 
@@ -417,6 +429,13 @@ kvs_status kvs_cpu_op_scratch_bytes(const kvs_cpu_compute *cpu, const kvs_bound_
     return KVS_OK;
 }
 
+/* What attention gives is rotated over blocks of u[1]. */
+static void attended_rows(const struct call *c, uint32_t begin, uint32_t end)
+{
+    const uint32_t cols = c->op->out[0].cols;
+    kvs_hadamard_rows(c->cpu->isa, out_data(c, 0) + (size_t)begin * cols, end - begin, cols, cols, c->op->u[1]);
+}
+
 static kvs_attend_job attend_job(const kvs_bound_op *op, const struct kvs_step *step)
 {
     return (kvs_attend_job){.layer = op->kv,
@@ -450,4 +469,7 @@ void kvs_cpu_attend_finish(const kvs_cpu_compute *cpu, const kvs_bound_op *op, c
 {
     kvs_attend_job job = attend_job(op, step);
     kvs_attend_finish(cpu->threads, cpu->isa, &job);
+    if (op->u[1] != 0) {
+        (void)run_rows(&(struct call){.cpu = cpu, .op = op, .step = step}, attended_rows);
+    }
 }

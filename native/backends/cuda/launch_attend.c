@@ -105,7 +105,9 @@ static kvs_attend_params params_of(const kvs_cuda_launcher *launcher, const kvs_
                                .n_rows = step->n_rows,
                                .n_query_heads = op->u[0],
                                .n_kv_heads = op->kv->n_kv_heads,
-                               .scale = op->f[0]};
+                               .scale = op->f[0],
+                               .block = op->u[1],
+                               .block_scale = kvs_cuda_hadamard_scale(op->u[1])};
 }
 
 /* Codes of all but these types are exact as halves. */

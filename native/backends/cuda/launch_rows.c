@@ -2,8 +2,6 @@
 #include "backends/cuda/launcher.h"
 #include "kernels/attend_params.h"
 
-#include <math.h>
-
 #define THREADS 256u
 #define WARP 32u
 #define TABLE_THREADS 64u
@@ -11,6 +9,8 @@
 #define HADAMARD_MOST 1024u
 /* Groups up to this size take a warp, larger ones a block. */
 #define WARP_GROUP 512u
+/* Parts of a rope that the table rotates. */
+#define N_ROTATED 2u
 
 static uint64_t address_of(const kvs_operand *operand, const struct kvs_step *step)
 {
@@ -33,14 +33,14 @@ static kvs_status launch(kvs_cuda_launcher *launcher, const kvs_cuda_key *key, u
                            params, params_bytes);
 }
 
-/* Groups of `x` into out[0], which may be x. */
-static kvs_status run_norm(kvs_cuda_launcher *launcher, const kvs_bound_op *op, const kvs_operand *x, const struct kvs_step *step,
-                           uint32_t group)
+/* Groups of `x` into out[part], which may be x, by weights[part]. */
+static kvs_status run_norm(kvs_cuda_launcher *launcher, const kvs_bound_op *op, const kvs_operand *x, uint32_t part,
+                           const struct kvs_step *step, uint32_t group)
 {
     const kvs_cuda_key key = {.source = "norm", .kernel = "rms_norm", .waits = true};
     const kvs_norm_params params = {.x = address_of(x, step),
-                                    .out = address_of(&op->out[0], step),
-                                    .weight = weight_address(op, 0),
+                                    .out = address_of(&op->out[part], step),
+                                    .weight = weight_address(op, part),
                                     .n_groups = (uint64_t)kvs_operand_rows(x, step) * (x->cols / group),
                                     .group = group,
                                     .team = group <= WARP_GROUP ? WARP : THREADS,
@@ -50,17 +50,12 @@ static kvs_status run_norm(kvs_cuda_launcher *launcher, const kvs_bound_op *op, 
 
 kvs_status kvs_cuda_launch_norm(kvs_cuda_launcher *launcher, const kvs_bound_op *op, const struct kvs_step *step)
 {
-    return run_norm(launcher, op, &op->in[0], step, op->u[0] == 0 ? op->in[0].cols : op->u[0]);
+    return run_norm(launcher, op, &op->in[0], 0, step, op->u[0] == 0 ? op->in[0].cols : op->u[0]);
 }
 
 static bool is_turnable(uint32_t block)
 {
     return block >= HADAMARD_LEAST && block <= HADAMARD_MOST && (block & (block - 1)) == 0;
-}
-
-static float hadamard_scale(uint32_t block)
-{
-    return block == 0 ? 1.0f : (float)(1.0 / sqrt((double)block));
 }
 
 static kvs_status run_hadamard(kvs_cuda_launcher *launcher, const kvs_operand *out, const struct kvs_step *step, uint32_t block)
@@ -75,7 +70,7 @@ static kvs_status run_hadamard(kvs_cuda_launcher *launcher, const kvs_operand *o
                               .n_macros = 1,
                               .macros = {{"KVS_BLOCK", (int32_t)block}}};
     const uint64_t n_values = (uint64_t)kvs_operand_rows(out, step) * out->cols;
-    const kvs_hadamard_params params = {.values = address_of(out, step), .n_blocks = n_values / block, .scale = hadamard_scale(block)};
+    const kvs_hadamard_params params = {.values = address_of(out, step), .n_blocks = n_values / block, .scale = kvs_cuda_hadamard_scale(block)};
     return launch(launcher, &key, kvs_div_up(params.n_blocks, THREADS / WARP), 1, THREADS, &params, sizeof params);
 }
 
@@ -102,13 +97,13 @@ kvs_status kvs_cuda_launch_rope_table(kvs_cuda_launcher *launcher, const kvs_bou
                   sizeof params);
 }
 
-static kvs_status run_rope(kvs_cuda_launcher *launcher, const kvs_bound_op *op, const struct kvs_step *step)
+static kvs_status run_rope(kvs_cuda_launcher *launcher, const kvs_bound_op *op, uint32_t part, const struct kvs_step *step)
 {
     const kvs_cuda_key key = {.source = "rope", .kernel = "rope", .waits = true};
-    const kvs_rope_params params = {.values = address_of(&op->out[0], step),
+    const kvs_rope_params params = {.values = address_of(&op->out[part], step),
                                     .table = address_of(&op->in[0], step),
                                     .n_rows = step->n_rows,
-                                    .n_heads = op->out[0].cols / op->u[0],
+                                    .n_heads = op->out[part].cols / op->u[0],
                                     .head_values = op->u[0],
                                     .n_rotary = op->u[1],
                                     .is_halves = op->u[2] == 1};
@@ -116,7 +111,7 @@ static kvs_status run_rope(kvs_cuda_launcher *launcher, const kvs_bound_op *op, 
     return launch(launcher, &key, step->n_rows, kvs_div_up(n_pairs, THREADS), THREADS, &params, sizeof params);
 }
 
-/* Norm, rope and Walsh-Hadamard in one kernel: heads whose warp holds them. */
+/* Norm, rope and Walsh-Hadamard of all parts in one kernel: heads whose warp holds them. */
 static kvs_status turn_heads(kvs_cuda_launcher *launcher, const kvs_bound_op *op, const struct kvs_step *step)
 {
     const uint32_t head = op->u[0];
@@ -125,32 +120,51 @@ static kvs_status turn_heads(kvs_cuda_launcher *launcher, const kvs_bound_op *op
                               .waits = true,
                               .n_macros = 2,
                               .macros = {{"KVS_HEAD", (int32_t)head}, {"KVS_BLOCK", (int32_t)op->u[3]}}};
-    const kvs_turn_params params = {.values = address_of(&op->out[0], step),
-                                    .table = address_of(&op->in[0], step),
-                                    .weight = weight_address(op, 0),
-                                    .n_rows = step->n_rows,
-                                    .n_heads = op->out[0].cols / head,
-                                    .n_rotary = op->u[1],
-                                    .is_halves = op->u[2] == 1,
-                                    .eps = op->f[0],
-                                    .scale = hadamard_scale(op->u[3])};
-    const uint64_t n_heads = (uint64_t)params.n_rows * params.n_heads;
+    kvs_turn_params params = {.table = address_of(&op->in[0], step),
+                              .n_rows = step->n_rows,
+                              .n_rotary = op->u[1],
+                              .is_halves = op->u[2] == 1,
+                              .eps = op->f[0],
+                              .scale = kvs_cuda_hadamard_scale(op->u[3])};
+    uint64_t n_heads = 0;
+    for (uint32_t i = 0; i < KVS_CUDA_TURN_PARTS && op->out[i].cols != 0; i++) {
+        params.parts[i] = (kvs_turn_part){.values = address_of(&op->out[i], step),
+                                          .weight = i < N_ROTATED ? weight_address(op, i) : 0,
+                                          .n_heads = op->out[i].cols / head,
+                                          .is_rotated = i < N_ROTATED};
+        n_heads += (uint64_t)params.n_rows * params.parts[i].n_heads;
+    }
     return launch(launcher, &key, kvs_div_up(n_heads, THREADS / WARP), 1, THREADS, &params, sizeof params);
 }
 
-/* Other heads take a kernel for each step; the bits are the same. */
+static bool are_heads_turnable(const kvs_bound_op *op)
+{
+    const uint32_t head = op->u[0], block = op->u[3];
+    const bool is_more_than_rope = op->weights[0] != NULL || block != 0 || op->out[1].cols != 0;
+    return is_more_than_rope && head % WARP == 0 && head <= WARP_GROUP && (block == 0 || is_turnable(block)) &&
+           op->out[2].cols % head == 0;
+}
+
+/* Heads that no warp holds take a kernel for each step; the bits are the same. */
 kvs_status kvs_cuda_launch_rope(kvs_cuda_launcher *launcher, const kvs_bound_op *op, const struct kvs_step *step)
 {
     const uint32_t head = op->u[0], block = op->u[3];
-    const bool has_norm = op->weights[0] != NULL;
-    if ((has_norm || block != 0) && head % WARP == 0 && head <= WARP_GROUP && (block == 0 || is_turnable(block))) {
+    if (are_heads_turnable(op)) {
         return turn_heads(launcher, op, step);
     }
-    kvs_status status = has_norm ? run_norm(launcher, op, &op->out[0], step, head) : KVS_OK;
-    if (status == KVS_OK) {
-        status = run_rope(launcher, op, step);
+    kvs_status status = KVS_OK;
+    for (uint32_t i = 0; i < KVS_CUDA_TURN_PARTS && op->out[i].cols != 0 && status == KVS_OK; i++) {
+        if (i < N_ROTATED && op->weights[i] != NULL) {
+            status = run_norm(launcher, op, &op->out[i], i, step, head);
+        }
+        if (i < N_ROTATED && status == KVS_OK) {
+            status = run_rope(launcher, op, i, step);
+        }
+        if (block != 0 && status == KVS_OK) {
+            status = run_hadamard(launcher, &op->out[i], step, block);
+        }
     }
-    return status == KVS_OK && block != 0 ? run_hadamard(launcher, &op->out[0], step, block) : status;
+    return status;
 }
 
 /* The value-by-value operations share their parameters. */

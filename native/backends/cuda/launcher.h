@@ -16,6 +16,8 @@
 #include "core/step.h"
 #include "kernels/step_words.h"
 
+#include <math.h>
+
 #define KVS_CUDA_MAX_MACROS 8u
 
 typedef struct kvs_cuda_macro {
@@ -65,6 +67,12 @@ typedef struct kvs_cuda_launcher {
  * errors: EUNSUPPORTED no image of the kernel, by name; EIO the driver's, with its call */
 kvs_status kvs_cuda_launch(kvs_cuda_launcher *launcher, const kvs_cuda_key *key, kvs_cuda_dim grid, kvs_cuda_dim block,
                            uint32_t shared_bytes, const void *params, size_t params_bytes);
+
+/* What a Walsh-Hadamard rotation of blocks is multiplied by; 1 for no rotation, a block of 0. */
+static inline float kvs_cuda_hadamard_scale(uint32_t block)
+{
+    return block == 0 ? 1.0f : (float)(1.0 / sqrt((double)block));
+}
 
 /* Attention side. Waves of one operation follow one another; what they hand on lies in op->scratch. */
 kvs_status kvs_cuda_scratch_attend(kvs_cuda_launcher *launcher, const kvs_bound_op *op, uint32_t max_rows, uint64_t *bytes);
