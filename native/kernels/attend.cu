@@ -265,8 +265,8 @@ __device__ inline void attend_page(const kvs_attend_params *p, const tile_view *
 extern "C" __global__ void __launch_bounds__(N_THREADS, 2) attend_leaf(const kvs_attend_params given)
 {
     kvs_let_next_begin();
-    kvs_wait_for_previous();
     const kvs_attend_params p = params_of_pass(given);
+    kvs_wait_for_previous();
     __shared__ shared_state s;
     const tile_view tile = tile_of(&p, TILE);
     const page_run pages = pages_of_slot(&p, blockIdx.z);

@@ -22,13 +22,18 @@
 #define V_BLOCKS v_side::n_blocks
 #define V_SPLITS (V_BLOCKS == 1 ? 8u : V_BLOCKS == 2 ? 4u : V_BLOCKS <= 4 ? 2u : 1u) /* runs of tokens that warps share */
 #define V_STEPS (16u / V_SPLITS)                                                     /* of 16 tokens, of a warp */
+#define FOURS_PER_LANE ((8u * K_BLOCKS + 31u) / 32u)                                 /* values of a query, four by four */
 
 #ifndef KVS_AHEAD
 #define KVS_AHEAD 1
 #endif
 #ifndef KVS_K_UNROLL
-#define KVS_K_UNROLL 2
+#define KVS_K_UNROLL (KVS_TILES == 1 ? 4 : 2) /* blocks of K that are read before the first of them is used */
 #endif
+#ifndef KVS_V_AHEAD
+#define KVS_V_AHEAD 4u
+#endif
+#define V_AHEAD (V_STEPS < KVS_V_AHEAD ? V_STEPS : KVS_V_AHEAD)
 #ifndef KVS_BLOCKS
 #define KVS_BLOCKS (KVS_TILES > 2 ? 1 : 2)
 #endif
@@ -68,20 +73,36 @@ template <kvs_u32 TILES> __device__ inline float *split_sums(kvs_u32 split, kvs_
            ((split - 1) * V_BLOCKS + block) * 8 * TILES * 32;
 }
 
-/* Which value of its block lane t multiplies as number i of step s: as its words lie in memory. */
-__device__ inline kvs_u32 value_of_step(kvs_u32 s, kvs_u32 t, kvs_u32 i)
+/* Step s multiplies, as numbers 0 .. 3 of lane t, values 16 s + 4 t on of a block whose codes are nibbles, and 8 t + 4 s on of others: as
+ * their words lie in memory. So four neighbouring values of a query belong to one step and lane: */
+__device__ inline kvs_u32 step_of_four(kvs_u32 four)
 {
-    return k_traits::is_nibbles ? 16 * s + 4 * t + i : 8 * t + 4 * s + i;
+    return four / 8 * 2 + (k_traits::is_nibbles ? four % 8 / 4 : four % 2);
 }
 
+__device__ inline kvs_u32 lane_of_four(kvs_u32 four)
+{
+    return k_traits::is_nibbles ? four % 4 : four % 8 / 2;
+}
+
+/* A query a warp: its values are read once, eight by a lane, and become words where they are. */
 template <kvs_u32 TILES>
 __device__ inline void load_queries(const kvs_attend_params *p, const tile_view *tile, shared_state<TILES> *s)
 {
     const kvs_u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+#pragma unroll
     for (kvs_u32 i = warp; i < 8 * TILES; i += N_WARPS) {
+        float4 x[FOURS_PER_LANE] = {};
         kvs_u32 largest = 0;
-        for (kvs_u32 d = lane; d < KVS_DIM_K && i < tile->n; d += 32) {
-            const kvs_u32 bits = __float_as_uint(query_values(p, tile, i)[d]) & 0x7fffffffu;
+#pragma unroll
+        for (kvs_u32 j = 0; j < FOURS_PER_LANE; j++) {
+            if (i < tile->n && lane + 32 * j < 8 * K_BLOCKS) {
+                x[j] = ((const float4 *)query_values(p, tile, i))[lane + 32 * j];
+            }
+        }
+#pragma unroll
+        for (kvs_u32 j = 0; j < 4 * FOURS_PER_LANE; j++) {
+            const kvs_u32 bits = __float_as_uint(((const float *)x)[j]) & 0x7fffffffu;
             largest = bits > largest ? bits : largest;
         }
         for (kvs_u32 distance = 16; distance != 0; distance /= 2) {
@@ -90,25 +111,27 @@ __device__ inline void load_queries(const kvs_attend_params *p, const tile_view 
         }
         const kvs_u32 exponent = largest >> 23;
         const bool is_scaled = exponent > 0 && exponent < 254;
+        const float inverse = is_scaled ? __uint_as_float((254 - exponent) << 23) : 1.0f;
         if (lane == 0) {
-            s->q_inverse[i] = is_scaled ? __uint_as_float((254 - exponent) << 23) : 1.0f;
+            s->q_inverse[i] = inverse;
             s->q_factor[i] = p->scale * (is_scaled ? __uint_as_float(exponent << 23) : 1.0f);
         }
-    }
-    __syncthreads();
-    for (kvs_u32 i = threadIdx.x; i < 2 * K_BLOCKS * TILES * 32; i += N_THREADS) {
-        const kvs_u32 t = i % 4, query = i / 32 % TILES * 8 + i % 32 / 4, step = i / 32 / TILES;
-        float x[4] = {};
-        if (query < tile->n) {
-            for (kvs_u32 j = 0; j < 4; j++) {
-                x[j] = query_values(p, tile, query)[step / 2 * 32 + value_of_step(step % 2, t, j)] * s->q_inverse[query];
+#pragma unroll
+        for (kvs_u32 j = 0; j < FOURS_PER_LANE; j++) {
+            const kvs_u32 four = lane + 32 * j;
+            const kvs_split first = kvs_split_floats(x[j].x * inverse, x[j].y * inverse);
+            const kvs_split second = kvs_split_floats(x[j].z * inverse, x[j].w * inverse);
+            const uint4 words = {first.high, second.high, first.low, second.low};
+            if (four < 8 * K_BLOCKS) {
+                query_words<TILES>()[(step_of_four(four) * TILES + i / 8) * 32 + i % 8 * 4 + lane_of_four(four)] = words;
             }
         }
-        const kvs_split first = kvs_split_floats(x[0], x[1]), second = kvs_split_floats(x[2], x[3]);
-        const uint4 words = {first.high, second.high, first.low, second.low};
-        query_words<TILES>()[i] = words;
     }
-    for (kvs_u32 i = threadIdx.x; k_traits::has_minimum && i < 8 * TILES * K_BLOCKS; i += N_THREADS) {
+    if (!k_traits::has_minimum) {
+        return;
+    }
+    __syncthreads();
+    for (kvs_u32 i = threadIdx.x; i < 8 * TILES * K_BLOCKS; i += N_THREADS) {
         const kvs_u32 query = i / K_BLOCKS, block = i % K_BLOCKS;
         float sum = 0.0f;
         for (kvs_u32 d = 0; d < 32 && query < tile->n; d++) {
@@ -399,39 +422,43 @@ __device__ inline kvs_u32 kept_halves(kvs_u32 token, kvs_u32 n_visible)
     return (token < n_visible ? 0x0000ffffu : 0u) | (token + 1 < n_visible ? 0xffff0000u : 0u);
 }
 
-/* Weighted sums of the warp's block of V over its steps, tokens before n_visible, for the tiles from n_begin on. */
+/* Weighted sums of the warp's block of V over its steps, tokens before n_visible, for the tiles from n_begin on. Codes of V_AHEAD steps
+ * are read before the first of them is used, of tokens that do not count too: the page has them, and no product takes them. */
 template <kvs_u32 TILES, bool IS_WHOLE>
 __device__ inline void gather_values(const kvs_u8 *v, kvs_u32 n_visible, kvs_u32 n_begin, kvs_u32 n_end,
                                      float (*sums)[TILES][4])
 {
     const kvs_u32 lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, warp = threadIdx.x / 32;
     const kvs_u32 block = warp % V_BLOCKS, first = warp / V_BLOCKS * V_STEPS;
-#pragma unroll 4
-    for (kvs_u32 step = first; step < first + V_STEPS; step++) {
-        if (!IS_WHOLE && step * 16 >= n_visible) {
-            break;
+#pragma unroll 1
+    for (kvs_u32 begin = first; begin < first + V_STEPS && (IS_WHOLE || begin * 16 < n_visible); begin += V_AHEAD) {
+        v_words loaded[V_AHEAD][4];
+#pragma unroll
+        for (kvs_u32 i = 0; i < 4 * V_AHEAD; i++) {
+            loaded[i / 4][i % 4] = load_v(v, (begin + i / 4) * 16 + 2 * t + i % 4 / 2 * 8 + i % 2, block, g);
         }
-        const kvs_u32 token = step * 16 + 2 * t;
-        v_words loaded[4];
 #pragma unroll
-        for (kvs_u32 i = 0; i < 4; i++) {
-            loaded[i] = load_v(v, token + i / 2 * 8 + i % 2, block, g);
-        }
-        kvs_split near[4], far[4];
-        v_pairs(&loaded[0], &loaded[1], IS_WHOLE ? 0xffffffffu : kept_halves(token, n_visible), near);
-        v_pairs(&loaded[2], &loaded[3], IS_WHOLE ? 0xffffffffu : kept_halves(token + 8, n_visible), far);
+        for (kvs_u32 i = 0; i < V_AHEAD; i++) {
+            const kvs_u32 step = begin + i, token = step * 16 + 2 * t;
+            if (!IS_WHOLE && step * 16 >= n_visible) {
+                break;
+            }
+            kvs_split near[4], far[4];
+            v_pairs(&loaded[i][0], &loaded[i][1], IS_WHOLE ? 0xffffffffu : kept_halves(token, n_visible), near);
+            v_pairs(&loaded[i][2], &loaded[i][3], IS_WHOLE ? 0xffffffffu : kept_halves(token + 8, n_visible), far);
 #pragma unroll
-        for (kvs_u32 m = 0; m < 2; m++) {
-            const kvs_u32 high[4] = {near[2 * m].high, near[2 * m + 1].high, far[2 * m].high, far[2 * m + 1].high};
-            const kvs_u32 low[4] = {near[2 * m].low, near[2 * m + 1].low, far[2 * m].low, far[2 * m + 1].low};
+            for (kvs_u32 m = 0; m < 2; m++) {
+                const kvs_u32 high[4] = {near[2 * m].high, near[2 * m + 1].high, far[2 * m].high, far[2 * m + 1].high};
+                const kvs_u32 low[4] = {near[2 * m].low, near[2 * m + 1].low, far[2 * m].low, far[2 * m + 1].low};
 #pragma unroll
-            for (kvs_u32 n = 0; n < TILES; n++) {
-                if (n >= n_begin && n < n_end) {
-                    const uint4 weights = weight_words<TILES>()[(step * TILES + n) * 32 + lane];
-                    kvs_mma(sums[m][n], high, weights.x, weights.y);
-                    kvs_mma(sums[m][n], high, weights.z, weights.w);
-                    if (!v_traits::is_float) {
-                        kvs_mma(sums[m][n], low, weights.x, weights.y);
+                for (kvs_u32 n = 0; n < TILES; n++) {
+                    if (n >= n_begin && n < n_end) {
+                        const uint4 weights = weight_words<TILES>()[(step * TILES + n) * 32 + lane];
+                        kvs_mma(sums[m][n], high, weights.x, weights.y);
+                        kvs_mma(sums[m][n], high, weights.z, weights.w);
+                        if (!v_traits::is_float) {
+                            kvs_mma(sums[m][n], low, weights.x, weights.y);
+                        }
                     }
                 }
             }
@@ -566,12 +593,15 @@ __device__ inline void attend_page(const kvs_attend_params *p, const tile_view *
 /* Many queries take the registers of a whole multiprocessor. */
 extern "C" __global__ void __launch_bounds__(N_THREADS, KVS_BLOCKS) attend_leaf(const kvs_attend_params given)
 {
-    kvs_let_next_begin();
-    kvs_wait_for_previous();
-    const kvs_attend_params p = params_of_pass(given);
     __shared__ shared_state<KVS_TILES> s;
+    kvs_let_next_begin();
+    const kvs_attend_params p = params_of_pass(given);
     const tile_view tile = tile_of(&p, 8 * KVS_TILES);
     const page_run pages = pages_of_slot(&p, blockIdx.z);
+    if (pages.begin != pages.end) {
+        prefetch_bytes(head_of_page(&p, &tile, pages.begin), k_side::bytes + v_side::bytes);
+    }
+    kvs_wait_for_previous();
     if (pages.begin == pages.end) {
         return;
     }

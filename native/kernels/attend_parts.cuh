@@ -63,7 +63,7 @@ __device__ inline float fold_value(const fold_factors *factors, float into, floa
                                          : fmaf(part, factors->add, into * factors->keep);
 }
 
-/* The arguments, and what a launch of a recorded pass finds out for itself. Behind the wait for earlier kernels. */
+/* The arguments, and what a launch of a recorded pass finds out for itself, of words that are there before its first kernel. */
 __device__ inline kvs_attend_params params_of_pass(kvs_attend_params p)
 {
     if (p.step != 0) {
@@ -119,8 +119,11 @@ __device__ inline float *part_of(const kvs_attend_params *p, const tile_view *ti
 /* The head of a KV head's page. */
 __device__ inline const kvs_u8 *head_of_page(const kvs_attend_params *p, const tile_view *tile, kvs_u32 page)
 {
-    return (const kvs_u8 *)((const kvs_u64 *)p->page_table)[page] +
-           (kvs_u64)tile->kv_head * (k_side::bytes + v_side::bytes);
+    const kvs_u8 *record = (const kvs_u8 *)((const kvs_u64 *)p->page_table)[page];
+#ifdef __CUDACC__
+    __builtin_assume(__isGlobal(record)); /* an address out of memory may be of any kind, and loads from such wait for stores to shared */
+#endif
+    return record + (kvs_u64)tile->kv_head * (k_side::bytes + v_side::bytes);
 }
 
 /* Bring bytes that the block will read soon from memory to the second-level cache. */

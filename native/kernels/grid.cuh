@@ -1,8 +1,9 @@
 /* grid.cuh: kernels that begin while the one before them ends.
  *
  * A kernel that is launched so (kvs_cuda_key.waits) may run before what comes before it in the stream has ended. It reads nothing
- * that an operation wrote, and writes nothing, before kvs_wait_for_previous; weights it may read, and the words of a recorded pass
- * (step_words.h), which are copied before the recording, whose first kernel follows in order. Every thread that goes on calls it, so
+ * that an operation wrote, and writes nothing, before kvs_wait_for_previous; weights it may read, and the picture of a pass: the words of a
+ * recorded one (step_words.h) and page tables, which are copied before its first kernel, which follows in order. Bytes that may yet be
+ * written it may bring near, to the second-level cache. Every thread that goes on calls it, so
  * that the end of a kernel means the end of all before it.
  */
 #ifndef KVS_KERNELS_GRID_CUH
