@@ -7,8 +7,9 @@
  * l * KVS_DIM / 32 and on, by fused multiply-add (of 16 values lanes 0 to 15 take one), then the tree of kvs_warp_sum. With
  * s = M k a row does d = beta (v - decay s), M = decay M + d k^T, and its output is M q.
  * Holds: chunked passes run the same rows in the same order, so both modes give the same bits.
- * A block has little to compute and much to wait for: all that it reads of a stretch is asked for before any of it is used, and
- * the matrix is brought near before the kernel ahead has ended.
+ * A block has little to compute and much to wait for: all that it reads of a stretch is asked for before any of it is used, what
+ * it leaves behind is copied when all of that is near, and the matrix and earlier inputs are brought near before the kernel ahead has
+ * ended.
  * Twin: native/backends/cpu/delta.c, delta_reference.c.
  */
 #include "delta_input.cuh"
@@ -26,7 +27,15 @@
 #define COLUMNS (2 * KVS_DIM + BLOCK_ROWS) /* channels of a block: q, k, its own of v */
 #define THREAD_COLUMNS ((COLUMNS + THREADS - 1) / THREADS)
 
+#define GATES_FIRST (THREADS - 32)     /* of the threads that find gates, a row each: their warp has the fewest columns */
+
 typedef kvs_delta_params params_t;
+
+/* Numbers of a head by which gates are made. */
+struct head_numbers {
+    float dt_bias;
+    float decay;
+};
 
 struct stretch_t {
     float rows[STRETCH][COLUMNS]; /* q, k, v */
@@ -123,28 +132,34 @@ static __device__ void normalise(float *x, float eps, float scale)
 }
 
 /* What the recurrence takes of rows begin to begin + n - 1; q of rows with an output alone. */
-static __device__ void prepare(const params_t &p, kvs_delta_window (&windows)[THREAD_COLUMNS], stretch_t &stretch,
-                               unsigned int begin, unsigned int n)
+static __device__ void prepare(const params_t &p, const head_numbers &numbers, kvs_delta_window (&windows)[THREAD_COLUMNS],
+                               stretch_t &stretch, unsigned int begin, unsigned int n)
 {
-    const unsigned int head = blockIdx.x;
-    float inputs[THREAD_COLUMNS][STRETCH], beta = 0.0f, alpha = 0.0f;
+    const unsigned int gate = threadIdx.x - GATES_FIRST; /* far beyond all rows in other warps */
+    float inputs[THREAD_COLUMNS][STRETCH] = {}, beta = 0.0f, alpha = 0.0f;
+    /* A pass of one row leaves both loops in one jump: a warp's instructions are most of what a block costs. */
 #pragma unroll
     for (int t = 0; t < STRETCH; t++) {
+        if (t >= (int)n) {
+            break;
+        }
         const float *row = kvs_delta_input_row(p, (int)(begin + t));
 #pragma unroll
         for (int c = 0; c < THREAD_COLUMNS; c++) {
-            const unsigned int column = threadIdx.x + c * THREADS;
-            inputs[c][t] = t < (int)n && column < COLUMNS ? row[channel_of(p, column)] : 0.0f;
+            inputs[c][t] = row[windows[c].channel];
         }
     }
-    if (threadIdx.x < n) {
-        gates_of(p, head, begin + threadIdx.x, beta, alpha);
+    if (gate < n) {
+        gates_of(p, blockIdx.x, begin + gate, beta, alpha);
     }
 #pragma unroll
     for (int t = 0; t < STRETCH; t++) {
+        if (t >= (int)n) {
+            break;
+        }
 #pragma unroll
         for (int c = 0; c < THREAD_COLUMNS; c++) {
-            if (t < (int)n && threadIdx.x + c * THREADS < COLUMNS) {
+            if (threadIdx.x + c * THREADS < COLUMNS) {
                 stretch.rows[t][threadIdx.x + c * THREADS] = inputs[c][t];
             }
         }
@@ -160,10 +175,10 @@ static __device__ void prepare(const params_t &p, kvs_delta_window (&windows)[TH
             }
         }
     }
-    if (threadIdx.x < n) {
-        const float rate = kvs_softplus(__fadd_rn(alpha, ((const float *)p.dt_bias)[head]));
-        stretch.beta[threadIdx.x] = kvs_sigmoid(beta);
-        stretch.decay[threadIdx.x] = kvs_exp(__fmul_rn(((const float *)p.decay)[head], rate));
+    if (gate < n) {
+        const float rate = kvs_softplus(__fadd_rn(alpha, numbers.dt_bias));
+        stretch.beta[gate] = kvs_sigmoid(beta);
+        stretch.decay[gate] = kvs_exp(__fmul_rn(numbers.decay, rate));
     }
     __syncthreads();
     const float scale = __fdiv_rn(1.0f, __fsqrt_rn((float)KVS_DIM));
@@ -227,8 +242,8 @@ static __device__ void write_matrix(const params_t &p, const float (&m)[WARP_ROW
 }
 
 /* Rows of the pass through the matrix `m` that they find. */
-static __device__ void run_rows(const params_t &p, kvs_delta_window (&windows)[THREAD_COLUMNS], float (&m)[WARP_ROWS][VALUES],
-                                unsigned int n_total, unsigned int n_fold)
+static __device__ void run_rows(const params_t &p, const head_numbers &numbers, kvs_delta_window (&windows)[THREAD_COLUMNS],
+                                float (&m)[WARP_ROWS][VALUES], unsigned int n_total, unsigned int n_fold)
 {
     __shared__ stretch_t stretch;
     const unsigned int stride = p.n_value_heads * KVS_DIM;
@@ -236,7 +251,7 @@ static __device__ void run_rows(const params_t &p, kvs_delta_window (&windows)[T
 #pragma unroll 1
     for (unsigned int begin = 0; begin < n_total; begin += STRETCH) {
         const unsigned int n = n_total - begin < STRETCH ? n_total - begin : STRETCH;
-        prepare(p, windows, stretch, begin, n);
+        prepare(p, numbers, windows, stretch, begin, n);
 #pragma unroll 1
         for (unsigned int t = 0; t < n; t++) {
             const unsigned int row = begin + t;
@@ -252,7 +267,7 @@ static __device__ void run_rows(const params_t &p, kvs_delta_window (&windows)[T
     }
 }
 
-/* Sixteen channels of each part of the head, of N rows from `first` on (those that the caller wants); q and k belong to the first
+/* Sixteen channels of each part of the head, of N rows from `first` on (up to one that the caller does not want); q and k belong to the first
  * value head of their key head. All are read before the first is written. */
 template <int N, class Wanted, class Target>
 static __device__ void copy_rows(const params_t &p, int first, Wanted is_wanted, Target target)
@@ -262,16 +277,20 @@ static __device__ void copy_rows(const params_t &p, int first, Wanted is_wanted,
         return;
     }
     const unsigned int channel = kvs_delta_part_channel(p, blockIdx.x, part) + blockIdx.y * BLOCK_ROWS + i;
-    float values[N];
+    float values[N] = {};
 #pragma unroll
     for (int row = 0; row < N; row++) {
-        values[row] = is_wanted(row) ? kvs_delta_input_row(p, first + row)[channel] : 0.0f;
+        if (!is_wanted(row)) {
+            break;
+        }
+        values[row] = kvs_delta_input_row(p, first + row)[channel];
     }
 #pragma unroll
     for (int row = 0; row < N; row++) {
-        if (is_wanted(row)) {
-            target(row)[channel] = values[row];
+        if (!is_wanted(row)) {
+            break;
         }
+        target(row)[channel] = values[row];
     }
 }
 
@@ -317,25 +336,38 @@ static __device__ __forceinline__ params_t params_of_pass(params_t p)
 }
 
 /* Nothing is read: what an earlier pass may still write is right wherever it lies when it is read. */
-static __device__ void bring_near(const float *row)
+static __device__ void bring_near(const float *values)
 {
 #ifdef __CUDACC__
-    if (threadIdx.x % 32 * 8 < KVS_DIM) {
-        asm volatile("prefetch.global.L2 [%0];" ::"l"(row + threadIdx.x % 32 * 8));
-    }
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(values));
 #else
-    (void)row;
+    (void)values;
 #endif
+}
+
+/* A warp's rows of the matrix, and inputs of the block's channels under the first taps: of the tail, and of pending rows the first. */
+static __device__ void bring_state_near(const params_t &p)
+{
+#pragma unroll
+    for (int r = 0; r < WARP_ROWS; r++) {
+        if (threadIdx.x % 32 * 8 < KVS_DIM) {
+            bring_near(matrix_row(p, p.matrix_in, r) + threadIdx.x % 32 * 8);
+        }
+    }
+    for (unsigned int at = threadIdx.x; at < KVS_TAPS * (COLUMNS / 16); at += THREADS) {
+        const int row = (int)(at / (COLUMNS / 16)) - (KVS_TAPS - 1);
+        if (row < 0 || p.n_pending != 0) {
+            bring_near(kvs_delta_input_row(p, row) + channel_of(p, at % (COLUMNS / 16) * 16));
+        }
+    }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) delta(const kvs_delta_params given)
 {
     kvs_let_next_begin();
     const params_t p = params_of_pass(given);
-#pragma unroll
-    for (int r = 0; r < WARP_ROWS; r++) {
-        bring_near(matrix_row(p, p.matrix_in, r));
-    }
+    bring_state_near(p);
+    const head_numbers numbers = {((const float *)p.dt_bias)[blockIdx.x], ((const float *)p.decay)[blockIdx.x]};
     kvs_delta_window windows[THREAD_COLUMNS];
 #pragma unroll
     for (int c = 0; c < THREAD_COLUMNS; c++) {
@@ -350,11 +382,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) delta(const kvs_delta_para
     }
 #pragma unroll
     for (int c = 0; c < THREAD_COLUMNS; c++) {
-        const unsigned int column = threadIdx.x + c * THREADS;
-        windows[c].begin_inputs(p, channel_of(p, column < COLUMNS ? column : 0), 0);
+        windows[c].begin_inputs(p, 0);
     }
     const unsigned int n_total = p.n_pending + p.n_rows;
     const unsigned int n_fold = p.is_logged ? p.n_pending : n_total;
+    run_rows(p, numbers, windows, m, n_total, n_fold);
     leave_behind(p, n_fold);
-    run_rows(p, windows, m, n_total, n_fold);
 }

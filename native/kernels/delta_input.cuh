@@ -37,15 +37,17 @@ static __device__ unsigned int kvs_delta_part_channel(const kvs_delta_params &p,
 struct kvs_delta_window {
     float weights[KVS_TAPS];
     float inputs[KVS_TAPS];
+    unsigned int channel;
 
-    __device__ void begin(const kvs_delta_params &p, unsigned int channel, int row)
+    __device__ void begin(const kvs_delta_params &p, unsigned int of_channel, int row)
     {
-        begin_weights(p, channel);
-        begin_inputs(p, channel, row);
+        begin_weights(p, of_channel);
+        begin_inputs(p, row);
     }
 
-    __device__ void begin_weights(const kvs_delta_params &p, unsigned int channel)
+    __device__ void begin_weights(const kvs_delta_params &p, unsigned int of_channel)
     {
+        channel = of_channel;
 #pragma unroll
         for (int tap = 0; tap < KVS_TAPS; tap++) {
             weights[tap] = ((const float *)p.conv)[(unsigned long long)channel * KVS_TAPS + tap];
@@ -53,7 +55,7 @@ struct kvs_delta_window {
     }
 
     /* What lies before `row`, which is taken next. */
-    __device__ void begin_inputs(const kvs_delta_params &p, unsigned int channel, int row)
+    __device__ void begin_inputs(const kvs_delta_params &p, int row)
     {
 #pragma unroll
         for (int tap = 0; tap < KVS_TAPS; tap++) {

@@ -56,7 +56,7 @@ def test_what_may_begin_early_waits_before_it_reads(name: str) -> None:
         elif name == "delta":
             # Weights and the picture of a pass are read before; of the state lines are brought near, nothing is taken.
             calls = set(re.findall(r"(\w+)\(", body[body.index(BEGIN) + len(BEGIN) : body.index(WAIT)]))
-            assert calls == {"params_of_pass", "bring_near", "matrix_row", "begin_weights", "channel_of"}
+            assert calls == {"params_of_pass", "bring_state_near", "begin_weights", "channel_of"}
             assert body.split()[0] == BEGIN and body.count(WAIT) == 1
         elif name in ("attend", "attend_mma", "attend_tile") and "params_of_pass" in body:
             # The picture of a pass is read before; of pages lines are brought near, nothing is taken.
