@@ -86,8 +86,10 @@ def logits_of(rig: Rig, parts: Sequence[tuple[int, int, Phase]]) -> Floats:
     return np.concatenate(found)
 
 
-def prefill(path: Path, split: int = N_TOKENS, *, fused: bool = True, ubatch: int = 64) -> Floats:
-    with open_hybrid(path, fused=fused, ubatch=ubatch) as rig:
+def prefill(
+    path: Path, split: int = N_TOKENS, *, fused: bool = True, ubatch: int = 64, kv: GgmlType = GgmlType.F32
+) -> Floats:
+    with open_hybrid(path, fused=fused, ubatch=ubatch, kv=kv) as rig:
         return logits_of(rig, [(*cut, Phase.PREFILL) for cut in cuts(N_TOKENS, split)])
 
 
@@ -147,10 +149,11 @@ def test_the_width_of_a_decode_pass_changes_no_bit(folder: Path) -> None:
     assert found[0] == found[1] == found[2]
 
 
+@pytest.mark.parametrize("kv", [GgmlType.F32, GgmlType.Q8_0], ids=["kept as they are", "kept rotated"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_fusing_operations_changes_no_bit(folder: Path, kind: str) -> None:
+def test_fusing_operations_changes_no_bit(folder: Path, kind: str, kv: GgmlType) -> None:
     path = model(folder, KINDS[kind])
-    assert prefill(path).tobytes() == prefill(path, fused=False).tobytes()
+    assert prefill(path, kv=kv).tobytes() == prefill(path, fused=False, kv=kv).tobytes()
 
 
 SMALL = replace(DENSE, n_layers=4, n_mtp=1)

@@ -8,11 +8,13 @@ import pytest
 
 pytest.importorskip("pykvstream._ffi._native")
 
-from pykvstream.core.tape import WeightLayout
+from pykvstream.core.kv import KvLayer
+from pykvstream.core.tape import OpCode, WeightLayout
 from pykvstream.core.trace import TraceDevice, TraceWeight
 from pykvstream.errors import InvalidArgument
 from pykvstream.gguf import GgmlType
 from pykvstream.graph import GraphBuilder, lower
+from pykvstream.graph.fuse import fuse
 
 COLS = 64
 
@@ -69,3 +71,38 @@ def test_an_output_is_not_written_into_another_value(weights: Weights) -> None:
     g.output(g.add(x, g.linear(x, "m.out")))
     with pytest.raises(InvalidArgument, match="an output must be written by an operation of its own"):
         lower(g.finish(), weights, weights.device, max_rows=4, max_out_rows=1)
+
+
+def test_turning_is_one_operation_and_attention_rotates_by_itself(weights: Weights) -> None:
+    """Queries, keys and values of a layer whose cache is rotated; values that are rotated in other blocks stay apart."""
+    for block_v, codes in ((32, "ROPE KV_WRITE ATTEND"), (16, "ROPE HADAMARD KV_WRITE ATTEND")):
+        g = GraphBuilder(weights, (KvLayer(2, 32, 32, GgmlType.Q8_0.id, GgmlType.Q8_0.id),))
+        x, table = g.embed("m.table"), g.rope_table(16, 1e4)
+        q, k, v = (g.linear(x, name) for name in ("m.q", "m.k", "m.v"))
+        turned = [
+            g.hadamard(g.rope(g.norm(each, name, 1e-5, group=32), table, 32, 16, 1), 32)
+            for each, name in ((q, "v.q"), (k, "v.k"))
+        ]
+        g.kv_write(0, turned[1], g.hadamard(v, block_v))
+        g.output(g.linear(g.gather(g.hadamard(g.attend(0, turned[0], 2, 1.0), block_v)), "m.head"))
+        nodes = fuse(g.finish()).nodes
+        found = [node.code.name for node in nodes]
+        assert " ".join(found[3:-2]) == codes
+        rope, attend = nodes[3], nodes[-3]
+        assert rope.inputs == (table, q, k, v)[: len(rope.outputs) + 1] and rope.vectors == ("v.q", "v.k")
+        assert rope.u == (32, 16, 1, 32) and attend.u == (2, block_v)
+
+
+def test_what_only_looks_like_keys_is_not_turned_with_queries(weights: Weights) -> None:
+    """Another table, another head size, or what the first rope gives."""
+    g = GraphBuilder(weights, ())
+    x, first, second = g.embed("m.table"), g.rope_table(16, 1e4), g.rope_table(16, 1e5)
+    a, b, c = (g.linear(x, name) for name in ("m.a", "m.b", "m.c"))
+    a = g.rope(a, first, 32, 16, 1)
+    b = g.rope(b, second, 32, 16, 1)
+    c = g.rope(c, second, 64, 16, 1)
+    c = g.rope(c, second, 64, 16, 1)
+    for value in (a, b, c):
+        g.output(g.gather(value))
+    ropes = [node for node in fuse(g.finish()).nodes if node.code is OpCode.ROPE]
+    assert [len(node.outputs) for node in ropes] == [1, 1, 1, 1]
