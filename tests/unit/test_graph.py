@@ -74,7 +74,7 @@ def test_an_output_is_not_written_into_another_value(weights: Weights) -> None:
 
 
 def test_turning_is_one_operation_and_attention_rotates_by_itself(weights: Weights) -> None:
-    """Queries, keys and values of a layer whose cache is rotated; values that are rotated in other blocks stay apart."""
+    """Queries, keys and values of a layer whose cache is rotated; values rotated in other blocks stay apart."""
     for block_v, codes in ((32, "ROPE KV_WRITE ATTEND"), (16, "ROPE HADAMARD KV_WRITE ATTEND")):
         g = GraphBuilder(weights, (KvLayer(2, 32, 32, GgmlType.Q8_0.id, GgmlType.Q8_0.id),))
         x, table = g.embed("m.table"), g.rope_table(16, 1e4)
