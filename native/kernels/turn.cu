@@ -13,36 +13,61 @@
 
 #define HEADS 8 /* of a block */
 #define PER_LANE (KVS_HEAD / 32u)
+#define PAIRS_PER_LANE ((PER_LANE + 1u) / 2u) /* at most */
 #define BLOCK_LANE (KVS_BLOCK == 0 ? 1u : KVS_BLOCK / 32u)
 
-/* The head's values into `room`. */
-static __device__ void norm_head(const float *weight, float eps, const float *values, kvs_u32 lane, float *room)
+/* Of the weights of the norm, what a lane multiplies by; they may be read before the kernel ahead has ended. */
+static __device__ void load_weights(const float *weight, kvs_u32 lane, float (&weights)[PER_LANE])
 {
-    float x[PER_LANE], sum = 0.0f;
 #pragma unroll
     for (kvs_u32 i = 0; i < PER_LANE; i++) {
-        x[i] = values[i * 32 + lane];
+        weights[i] = weight == nullptr ? 0.0f : weight[i * 32 + lane];
+    }
+}
+
+/* Cosine and sine of a lane's pairs. */
+static __device__ void load_turns(const kvs_turn_params *p, kvs_u32 row, kvs_u32 lane, float2 (&turns)[PAIRS_PER_LANE])
+{
+    const kvs_u32 n_pairs = p->n_rotary / 2;
+#pragma unroll
+    for (kvs_u32 i = 0; i < PAIRS_PER_LANE; i++) {
+        if (i * 32 + lane < n_pairs) {
+            turns[i] = ((const float2 *)p->table)[(kvs_u64)row * n_pairs + i * 32 + lane];
+        }
+    }
+}
+
+/* The head's values into `room`. */
+static __device__ void norm_head(const kvs_turn_params *p, const float (&x)[PER_LANE], bool has_norm, const float (&weights)[PER_LANE],
+                                 kvs_u32 lane, float *room)
+{
+    float sum = 0.0f;
+#pragma unroll
+    for (kvs_u32 i = 0; i < PER_LANE; i++) {
         sum = fmaf(x[i], x[i], sum);
     }
     for (kvs_u32 distance = 16; distance != 0; distance /= 2) {
         sum += __shfl_xor_sync(KVS_FULL_WARP, sum, distance);
     }
-    const float factor = 1.0f / sqrtf(sum / (float)KVS_HEAD + eps);
+    const float factor = 1.0f / sqrtf(sum / (float)KVS_HEAD + p->eps);
 #pragma unroll
     for (kvs_u32 i = 0; i < PER_LANE; i++) {
-        room[i * 32 + lane] = weight == nullptr ? x[i] : x[i] * factor * weight[i * 32 + lane];
+        room[i * 32 + lane] = has_norm ? x[i] * factor * weights[i] : x[i];
     }
 }
 
-static __device__ void rotate_head(const kvs_turn_params *p, kvs_u32 row, kvs_u32 lane, float *room)
+static __device__ void rotate_head(const kvs_turn_params *p, const float2 (&turns)[PAIRS_PER_LANE], kvs_u32 lane, float *room)
 {
     const kvs_u32 n_pairs = p->n_rotary / 2;
-    for (kvs_u32 pair = lane; pair < n_pairs; pair += 32) {
-        const float *turn = (const float *)p->table + ((kvs_u64)row * n_pairs + pair) * 2;
-        float *first = room + (p->is_halves ? pair : 2 * pair), *second = first + (p->is_halves ? n_pairs : 1);
-        const float a = *first, b = *second, cosine = turn[0], sine = turn[1];
-        *first = fmaf(a, cosine, -(b * sine));
-        *second = fmaf(a, sine, b * cosine);
+#pragma unroll
+    for (kvs_u32 i = 0; i < PAIRS_PER_LANE; i++) {
+        const kvs_u32 pair = i * 32 + lane;
+        if (pair < n_pairs) {
+            float *first = room + (p->is_halves ? pair : 2 * pair), *second = first + (p->is_halves ? n_pairs : 1);
+            const float a = *first, b = *second, cosine = turns[i].x, sine = turns[i].y;
+            *first = fmaf(a, cosine, -(b * sine));
+            *second = fmaf(a, sine, b * cosine);
+        }
     }
 }
 
@@ -70,30 +95,50 @@ static __device__ void store_head(const kvs_turn_params *p, const float *room, k
     }
 }
 
+/* Which part the warp's head belongs to, and its number there, at least that of all heads where there is none. */
+static __device__ kvs_turn_part part_of_warp(const kvs_turn_params *p, kvs_u64 *head)
+{
+    kvs_turn_part part = p->parts[0];
+    *head = (kvs_u64)blockIdx.x * HEADS + threadIdx.x / 32;
+#pragma unroll
+    for (kvs_u32 i = 1; i < KVS_CUDA_TURN_PARTS; i++) {
+        const kvs_u64 before = (kvs_u64)p->n_rows * part.n_heads;
+        if (*head >= before) {
+            *head -= before;
+            part = p->parts[i];
+        }
+    }
+    return part;
+}
+
+/* All that a head reads is asked for before any of it is used. */
 extern "C" __global__ void __launch_bounds__(HEADS * 32) turn(const kvs_turn_params p)
 {
     __shared__ float rooms[HEADS][KVS_HEAD];
     kvs_let_next_begin();
-    kvs_wait_for_previous();
-    kvs_u64 head = (kvs_u64)blockIdx.x * HEADS + threadIdx.x / 32;
+    kvs_u64 head;
+    const kvs_turn_part part = part_of_warp(&p, &head);
     const kvs_u32 lane = threadIdx.x % 32;
-    kvs_turn_part part = p.parts[0];
-#pragma unroll
-    for (kvs_u32 i = 1; i < KVS_CUDA_TURN_PARTS; i++) {
-        const kvs_u64 before = (kvs_u64)p.n_rows * part.n_heads;
-        if (head >= before) {
-            head -= before;
-            part = p.parts[i];
-        }
-    }
+    float weights[PER_LANE];
+    load_weights((const float *)part.weight, lane, weights);
+    kvs_wait_for_previous();
     if (head >= (kvs_u64)p.n_rows * part.n_heads) {
         return; /* a whole warp */
     }
     float *values = (float *)part.values + head * KVS_HEAD, *room = rooms[threadIdx.x / 32];
-    norm_head((const float *)part.weight, p.eps, values, lane, room);
+    float x[PER_LANE];
+    float2 turns[PAIRS_PER_LANE] = {};
+#pragma unroll
+    for (kvs_u32 i = 0; i < PER_LANE; i++) {
+        x[i] = values[i * 32 + lane];
+    }
+    if (part.is_rotated) {
+        load_turns(&p, (kvs_u32)(head / part.n_heads), lane, turns);
+    }
+    norm_head(&p, x, part.weight != 0, weights, lane, room);
     __syncwarp();
     if (part.is_rotated) {
-        rotate_head(&p, (kvs_u32)(head / part.n_heads), lane, room);
+        rotate_head(&p, turns, lane, room);
     }
     __syncwarp();
     store_head(&p, room, lane, values);

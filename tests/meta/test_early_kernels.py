@@ -58,6 +58,10 @@ def test_what_may_begin_early_waits_before_it_reads(name: str) -> None:
             calls = set(re.findall(r"(\w+)\(", body[body.index(BEGIN) + len(BEGIN) : body.index(WAIT)]))
             assert calls == {"params_of_pass", "bring_state_near", "begin_weights", "channel_of"}
             assert body.split()[0] == BEGIN and body.count(WAIT) == 1
+        elif name == "turn":
+            # Weights are read before.
+            calls = set(re.findall(r"(\w+)\(", body[body.index(BEGIN) + len(BEGIN) : body.index(WAIT)]))
+            assert calls == {"part_of_warp", "load_weights"} and body.count(WAIT) == 1
         elif name in ("attend", "attend_mma", "attend_tile") and "params_of_pass" in body:
             # The picture of a pass is read before; of pages lines are brought near, nothing is taken.
             calls = set(re.findall(r"(\w+)\(", body[body.index(BEGIN) + len(BEGIN) : body.index(WAIT)]))

@@ -126,23 +126,26 @@ static kvs_status turn_heads(kvs_cuda_launcher *launcher, const kvs_bound_op *op
                               .is_halves = op->u[2] == 1,
                               .eps = op->f[0],
                               .scale = kvs_cuda_hadamard_scale(op->u[3])};
+    /* Values whose heads have another size take a kernel of their own. */
+    const uint32_t n_parts = op->out[2].cols % head == 0 ? KVS_CUDA_TURN_PARTS : N_ROTATED;
     uint64_t n_heads = 0;
-    for (uint32_t i = 0; i < KVS_CUDA_TURN_PARTS && op->out[i].cols != 0; i++) {
+    for (uint32_t i = 0; i < n_parts && op->out[i].cols != 0; i++) {
         params.parts[i] = (kvs_turn_part){.values = address_of(&op->out[i], step),
                                           .weight = i < N_ROTATED ? weight_address(op, i) : 0,
                                           .n_heads = op->out[i].cols / head,
                                           .is_rotated = i < N_ROTATED};
         n_heads += (uint64_t)params.n_rows * params.parts[i].n_heads;
     }
-    return launch(launcher, &key, kvs_div_up(n_heads, THREADS / WARP), 1, THREADS, &params, sizeof params);
+    const kvs_status status =
+        launch(launcher, &key, kvs_div_up(n_heads, THREADS / WARP), 1, THREADS, &params, sizeof params);
+    return status == KVS_OK && n_parts == N_ROTATED ? run_hadamard(launcher, &op->out[2], step, op->u[3]) : status;
 }
 
 static bool are_heads_turnable(const kvs_bound_op *op)
 {
     const uint32_t head = op->u[0], block = op->u[3];
     const bool is_more_than_rope = op->weights[0] != NULL || block != 0 || op->out[1].cols != 0;
-    return is_more_than_rope && head % WARP == 0 && head <= WARP_GROUP && (block == 0 || is_turnable(block)) &&
-           op->out[2].cols % head == 0;
+    return is_more_than_rope && head % WARP == 0 && head <= WARP_GROUP && (block == 0 || is_turnable(block));
 }
 
 /* Heads that no warp holds take a kernel for each step; the bits are the same. */
