@@ -12,10 +12,12 @@
 /* How a wait looks. The driver's own waits spin, so that the end of a short one is seen within a microsecond; a
  * step must not lose that. Between two looks passes a 64th of what has been waited: in the first microseconds one
  * look follows the other, and no wait is ever longer by more than that share and a wake-up. Looks are calls that
- * share locks with launches, so a thread that looks without pause would slow down the one that launches; this way a
- * wait of 10 ms takes some 600 of them. Up to YIELD_NS the processor is kept, or lent to whoever wants it: a sleep
- * of that length would end too late by its wake-up. */
+ * share locks with launches, so a thread that looks without pause would slow down the one that launches. Up to YIELD_NS
+ * the processor is kept, or lent to whoever wants it: a sleep would end too late by its wake-up. As long as it is kept
+ * no pause is longer than SPIN_PAUSE_NS, for a pass of decoding ends after some milliseconds, of each of which a 64th is
+ * more than the host has to do between two passes; a wait of 10 ms takes some 1,400 looks. */
 #define LOOK_SHARE 64u
+#define SPIN_PAUSE_NS UINT64_C(10000)
 #define SPIN_NS UINT64_C(200000)
 #define YIELD_NS UINT64_C(16000000)
 #define MAX_SLEEP_NS UINT64_C(1000000)
@@ -141,6 +143,7 @@ static void pause_wait(uint64_t waited_ns, uint64_t left_ns)
         (void)nanosleep(&pause, NULL);
         return;
     }
+    pause_ns = pause_ns < SPIN_PAUSE_NS ? pause_ns : SPIN_PAUSE_NS;
     for (const uint64_t until_ns = kvs_clock_ns() + pause_ns; kvs_clock_ns() < until_ns;) {
         if (waited_ns < SPIN_NS) {
             kvs_relax();
