@@ -2,7 +2,8 @@
 
 Shapes: one dimension, contiguous; tokens int64, numbers float64.
 Source: ``include/kvstream/noise.h``.
-Holds: ``noise_words``, ``noise_uniform``, ``noise_gumbel``, ``exact_exp``, ``exact_log``.
+Holds: ``noise_words``, ``noise_uniform``, ``noise_gumbel``, ``exact_exp``, ``exact_log``,
+``exact_log_of``.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pykvstream._ffi import ffi, lib
+
+_PAIR = ffi.typeof("double[2]")
 
 
 def _tokens(tokens: NDArray[np.int64]) -> Any:
@@ -46,6 +49,15 @@ def exact_exp(x: NDArray[np.float64]) -> NDArray[np.float64]:
     source = ffi.from_buffer("double[]", np.ascontiguousarray(x, np.float64))
     lib.kvs_exact_exp(source, x.size, ffi.from_buffer("double[]", out))
     return out
+
+
+def exact_log_of(x: float) -> float:
+    """The same of one number as ``exact_log`` of many."""
+    cells = ffi.new(_PAIR)
+    cells[0] = x
+    lib.kvs_exact_log(cells, 1, cells + 1)
+    logarithm: float = cells[1]
+    return logarithm
 
 
 def exact_log(x: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -72,8 +72,11 @@ class Steps:
 
     def _begin_round(self) -> None:
         """The one before ends here: its tokens have been taken."""
-        self._end_round()
-        if self._core.timeline is not None:
+        timeline = self._core.timeline
+        if timeline is not None or self._round_ns is not None:
+            self._end_round()
+        self._n_taken = 0
+        if timeline is not None:
             self._round_ns = monotonic_ns()
 
     def _end_round(self) -> None:
@@ -83,6 +86,8 @@ class Steps:
 
     def choose(self, sampler: Sampler, logits: Logits, position: int) -> Choice:
         """The token that comes next; only counters change."""
+        if self._core.timeline is None:
+            return self._choose(sampler, None if callable(logits) else logits, position)
         with self._core.span("choose"):
             return self._choose(sampler, None if callable(logits) else logits, position)
 

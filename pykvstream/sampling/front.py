@@ -10,6 +10,7 @@ least ``top_k`` are as they were; each of these stays before every token that is
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,7 +23,8 @@ from pykvstream.sampling.params import SamplingParams
 FRONT_BEST = 128
 """Best logits of a row that are found."""
 _TAIL = 4
-_COUNT, _BAD, _SUM = 0, 1, 2
+_TAIL_WORDS = struct.Struct("=IId")
+"""Count, the first bad column, the sum."""
 _NONE = 0xFFFFFFFF
 
 
@@ -44,18 +46,19 @@ class Front:
     def of(cls, words: NDArray[np.uint32], position: int) -> Front:
         """Out of the words of one row. Raises ``NumericError`` for a row that no token can be chosen from."""
         n_best = (len(words) - _TAIL) // 2
-        values, tail = words[n_best : 2 * n_best].view(np.float32), words[2 * n_best :]
-        if tail[_BAD] != _NONE:
-            raise NumericError(f"logits at position {position}: index {tail[_BAD]} is {values[0]}")
-        n = int(tail[_COUNT])
+        values = words[n_best : 2 * n_best].view(np.float32)
+        n, bad, total = _TAIL_WORDS.unpack_from(words.data, 8 * n_best)
+        if bad != _NONE:
+            raise NumericError(f"logits at position {position}: index {bad} is {values[0]}")
         if n == 0:
             raise NumericError(f"logits at position {position}: all of them are -inf, from index 0 on")
-        total = float(tail[_SUM : _SUM + 2].copy().view(np.float64)[0])
         ids = words[:n].astype(np.int64)
         return cls(ids, values[:n].copy(), log_sum_exp(float(values[0]), total), n < n_best)
 
     def logit(self, token: int) -> float | None:
         """The raw logit of a token, None where it is not among the best."""
+        if self.ids[0] == token:
+            return float(self.logits[0])
         found = np.flatnonzero(self.ids == token)
         return float(self.logits[found[0]]) if found.size else None
 

@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pykvstream.core.candidates import sum_exps
+from pykvstream.core.noise import exact_log_of
 from pykvstream.errors import InvalidArgument, NumericError
-from pykvstream.sampling.elementary import fixed_log
 from pykvstream.sampling.truncation import top_candidates
 
 
@@ -54,7 +54,7 @@ def check_row(logits: NDArray[np.float32], n_vocab: int, position: int) -> tuple
 
 def log_sum_exp(largest: float, total: float) -> float:
     """The logarithm of the softmax denominator, of the largest logit and the sum of exponentials relative to it."""
-    return largest + float(fixed_log(np.array([total]))[0])
+    return largest + exact_log_of(total)
 
 
 def log_denominator(row: NDArray[np.float32]) -> float:

@@ -55,7 +55,7 @@ class TokenHistory:
 class LogitAdjuster:
     """Bias, penalties and DRY of one set of parameters."""
 
-    __slots__ = ("_bias_ids", "_biases", "_breakers", "_dry_penalties", "_params")
+    __slots__ = ("_bias_ids", "_biases", "_breakers", "_dry_penalties", "_params", "lowers")
 
     def __init__(self, params: SamplingParams) -> None:
         self._params = params
@@ -63,11 +63,13 @@ class LogitAdjuster:
         self._biases = np.fromiter(params.logit_bias.values(), dtype=np.float64)
         self._breakers = np.array(params.dry_breakers, dtype=np.int32)
         self._dry_penalties = _dry_penalties(params)
+        self.lowers = bool(self._bias_ids.size) or params.has_penalties
+        """Whether bias or penalties are on."""
 
     def adjust(self, row: NDArray[np.float32], history: TokenHistory) -> NDArray[np.float32]:
         """Return the adjusted copy of ``row``, or ``row`` itself when no step is on."""
         params = self._params
-        if not (self._bias_ids.size or params.has_penalties or params.has_dry):
+        if not (self.lowers or params.has_dry):
             return row
         adjusted = row.copy()
         if self._bias_ids.size:
@@ -83,7 +85,7 @@ class LogitAdjuster:
     ) -> NDArray[np.float32]:
         """Return the adjusted logits of some tokens, each named once, as ``adjust`` would have them; DRY is off."""
         params = self._params
-        if not (self._bias_ids.size or params.has_penalties):
+        if not self.lowers:
             return logits
         adjusted, order = logits.copy(), np.argsort(ids)
         if self._bias_ids.size:

@@ -38,7 +38,7 @@ class SamplerState:
 class Sampler:
     """Chooses tokens for one sequence; not for use from two threads at once."""
 
-    __slots__ = ("_adjuster", "_history", "_n_vocab", "_needs_rows", "_noise", "_params")
+    __slots__ = ("_adjuster", "_history", "_n_vocab", "_needs_rows", "_noise", "_params", "_takes_first")
 
     def __init__(self, params: SamplingParams, *, seed: int, n_vocab: int) -> None:
         if n_vocab < 1:
@@ -52,6 +52,7 @@ class Sampler:
         self._adjuster = LogitAdjuster(params)
         self._history = TokenHistory()
         self._needs_rows = rows_needed_by(params)
+        self._takes_first = params.is_greedy and not self._adjuster.lowers and self._needs_rows is None
 
     @property
     def params(self) -> SamplingParams:
@@ -85,7 +86,10 @@ class Sampler:
         the index.
         """
         if front is not None and self._needs_rows is None:
-            candidates = self._candidates(front, check_u64("position", position))
+            check_u64("position", position)
+            if self._takes_first:
+                return Choice(int(front.ids[0]), float(front.logits[0]) - front.log_sum_exp)
+            candidates = self._candidates(front, position)
             token = int(candidates.ids[0]) if self._params.is_greedy else self._draw(candidates, position)
             return self.score(token, logits, position, front)
         row, best = self._check(logits, position)

@@ -311,7 +311,7 @@ class Tokenizer:
             return b""
         kind = self.types[token]
         if kind == NORMAL:
-            return b"".join(_CHAR_TO_BYTE.get(c) or c.encode("utf-8", "replace") for c in self.tokens[token])
+            return b"".join([_CHAR_TO_BYTE.get(c) or c.encode("utf-8", "replace") for c in self.tokens[token]])
         text = self.tokens[token]
         is_read = kind == USER_DEFINED or (kind == CONTROL and text in ANSWER_TAGS)
         if is_read or (specials and kind in (UNKNOWN, CONTROL)):

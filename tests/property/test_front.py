@@ -30,7 +30,16 @@ from pykvstream.gguf import GgufFile
 from pykvstream.models import ModelConfig
 from pykvstream.runtime.catalogue import cache_type
 from pykvstream.runtime.target import Blueprint, TargetOptions
-from pykvstream.sampling import FRONT_BEST, Front, LogitBias, Sampler, rows_needed_by, token_logprobs, top_logprobs
+from pykvstream.sampling import (
+    FRONT_BEST,
+    Choice,
+    Front,
+    LogitBias,
+    Sampler,
+    rows_needed_by,
+    token_logprobs,
+    top_logprobs,
+)
 from tests.examples import examples
 from tests.front_rig import CHUNK, NONE, FrontRig, seal_front, slow_front
 from tests.models import write_random_model
@@ -352,15 +361,15 @@ def test_answers_are_the_same_with_and_without_it(tmp_path: Path, name: str, mon
             return [listen(session, PROMPT, 40, SETTINGS[name], ignore_eos=True)]
 
     seen = 0
-    plain = Sampler._candidates
+    plain = Sampler.choose
 
-    def count(*arguments: object) -> object:
+    def choose(sampler: Sampler, logits: object, position: int, front: Front | None = None) -> Choice:
         nonlocal seen
-        seen += 1
-        return plain(*arguments)  # type: ignore[arg-type]
+        seen += front is not None and sampler.rows_needed_by is None
+        return plain(sampler, None if front is not None else logits, position, front)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patched:
-        patched.setattr(Sampler, "_candidates", count)
+        patched.setattr(Sampler, "choose", choose)
         on = answers()
     assert seen == 39, "all but the first token, whose row belongs to the prompt"
     monkeypatch.setattr("pykvstream.sampling.sampler.rows_needed_by", lambda _params: "the test wants whole rows")
