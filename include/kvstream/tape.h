@@ -226,6 +226,17 @@ void kvs_binding_release(kvs_binding *binding);
  * an error only kvs_pager_end(pager, 0) and kvs_state_accept(state, seq, 0) are legal */
 kvs_status kvs_binding_run(kvs_binding *binding, const kvs_pass_desc *pass);
 
+/* The same in two calls: the beginning gives the device all there is to do and comes back while it is at work, the end waits for
+ * it. What `pass` points to, but its cancel, stays as it is until then, and no other pass of the device begins. The CPU computes
+ * in the beginning. thread: owner of the device's work. errors: as kvs_binding_run; EBUSY a pass that has not ended, or none
+ * that has begun. Where the beginning fails there is no end */
+kvs_status kvs_binding_begin(kvs_binding *binding, const kvs_pass_desc *pass);
+kvs_status kvs_binding_end(kvs_binding *binding);
+
+/* Give up a pass that was begun, where there is one: waits for the device, and writes no outputs. As after an error of
+ * kvs_binding_run, what was opened for the pass is then ended with 0 rows. thread: owner of the device's work. errors: EINVAL */
+kvs_status kvs_binding_abort(kvs_binding *binding);
+
 /* The number of the binding's newest pass, by which its outputs are read: no two passes of a device have one. 0: it failed, none
  * has been run, or the device has no memory of its own. thread: owner of the device's work. errors: EINVAL */
 kvs_status kvs_binding_get_pass(kvs_binding *binding, uint64_t *pass);

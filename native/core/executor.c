@@ -22,6 +22,9 @@ struct kvs_binding {
     uint32_t n_rows;
     uint32_t n_out_rows;
     uint32_t had_front;
+    enum { PASS_NONE, PASS_UNDER_WAY, PASS_DONE } begun; /* a pass that has been begun: the device is at work on it, or it is done */
+    struct kvs_step step; /* of that pass */
+    uint64_t begin_ns;    /* on the timeline */
 };
 
 static void bind_operand(const kvs_tape *tape, uint32_t id, uint64_t workspace, kvs_operand *operand)
@@ -155,6 +158,7 @@ void kvs_binding_release(kvs_binding *binding)
     if (binding == NULL) {
         return;
     }
+    (void)kvs_binding_abort(binding);
     kvs_device *device = binding->device;
     struct kvs_device_view backend = kvs_device_backend(device);
     if (backend.backend->binding_forget != NULL && binding->id != 0) {
@@ -280,23 +284,45 @@ static kvs_status run_ops(const kvs_binding *binding, const kvs_pass_desc *pass,
     return KVS_OK;
 }
 
-static kvs_status replay(kvs_binding *binding, const kvs_pass_desc *pass, struct kvs_step *step, uint64_t active_pages)
+/* The pass ends on the device, well or not. */
+static kvs_status finish(kvs_binding *binding, kvs_status status)
 {
     struct kvs_device_view backend = kvs_device_backend(binding->device);
-    binding->pass = 0;
-    kvs_status status = backend.backend->pass_begin(backend.self, step);
-    if (status != KVS_OK) {
-        return status;
-    }
-    status = run_ops(binding, pass, step, active_pages);
+    const struct kvs_step *step = &binding->step;
     const kvs_status ended = backend.backend->pass_end(backend.self, status == KVS_OK);
     status = status == KVS_OK ? ended : status;
+    binding->begun = PASS_NONE;
     if (status == KVS_OK) {
         binding->pass = step->number;
         binding->n_rows = step->n_rows;
         binding->n_out_rows = step->n_out_rows;
         binding->had_front = step->has_front;
     }
+    kvs_timeline_end(binding->device, binding->begin_ns,
+                     (kvs_event){.kind = KVS_EVENT_REPLAY, .first = step->first_token, .n_rows = step->n_rows});
+    return status;
+}
+
+static kvs_status replay(kvs_binding *binding, const kvs_pass_desc *pass)
+{
+    struct kvs_device_view backend = kvs_device_backend(binding->device);
+    binding->pass = 0;
+    binding->begin_ns = kvs_timeline_begin(binding->device);
+    kvs_status status = backend.backend->pass_begin(backend.self, &binding->step);
+    if (status != KVS_OK) {
+        return status;
+    }
+    status = run_ops(binding, pass, &binding->step, binding->step.active_pages);
+    if (backend.backend->pass_submit != NULL) {
+        const kvs_status submitted = backend.backend->pass_submit(backend.self, status == KVS_OK);
+        status = status == KVS_OK ? submitted : status;
+        if (status == KVS_OK) {
+            binding->begun = PASS_UNDER_WAY;
+            return KVS_OK;
+        }
+    }
+    status = finish(binding, status);
+    binding->begun = status == KVS_OK ? PASS_DONE : PASS_NONE;
     return status;
 }
 
@@ -314,10 +340,13 @@ static kvs_status open_state(const kvs_binding *binding, const kvs_pass_desc *pa
     return kvs_state_open_pass(pass->state, view, tape->deltas, tape->n_deltas, tape->is_logged, deltas);
 }
 
-kvs_status kvs_binding_run(kvs_binding *binding, const kvs_pass_desc *pass)
+kvs_status kvs_binding_begin(kvs_binding *binding, const kvs_pass_desc *pass)
 {
     if (binding == NULL || pass == NULL) {
         return kvs_refuse(binding == NULL ? NULL : binding->device);
+    }
+    if (binding->begun != PASS_NONE) {
+        return kvs_fail(binding->device, KVS_EBUSY, "a pass of %u rows has been begun and has not ended", binding->step.n_rows);
     }
     kvs_status status = check_pass(binding, pass);
     if (status != KVS_OK) {
@@ -338,33 +367,65 @@ kvs_status kvs_binding_run(kvs_binding *binding, const kvs_pass_desc *pass)
     if (status != KVS_OK) {
         return status;
     }
-    struct kvs_step step = {.n_rows = pass->n_rows,
-                            .n_out_rows = pass->n_out_rows,
-                            .tokens = pass->tokens,
-                            .positions = pass->positions,
-                            .n_axes = pass->n_axes == 0 ? 1 : pass->n_axes,
-                            .deltas = deltas,
-                            .n_deltas = binding->tape->n_deltas,
-                            .is_resident = view.is_resident,
-                            .binding = binding->id,
-                            .out_rows = pass->out_rows,
-                            .outputs = pass->outputs,
-                            .inputs = pass->inputs,
-                            .output_shapes = binding->outputs,
-                            .input_shapes = binding->inputs,
-                            .n_outputs = pass->n_outputs,
-                            .n_inputs = pass->n_inputs,
-                            .has_front = (pass->flags & KVS_PASS_FRONT) != 0,
-                            .n_layers = view.n_layers,
-                            .active_pages = view.active_pages,
-                            .first_token = view.first_token,
-                            .cache_id = view.cache_id,
-                            .page_tables = view.page_tables};
-    const uint64_t begin_ns = kvs_timeline_begin(binding->device);
-    status = replay(binding, pass, &step, view.active_pages);
-    kvs_timeline_end(binding->device, begin_ns,
-                     (kvs_event){.kind = KVS_EVENT_REPLAY, .first = view.first_token, .n_rows = pass->n_rows});
-    return status;
+    binding->step = (struct kvs_step){.n_rows = pass->n_rows,
+                                      .n_out_rows = pass->n_out_rows,
+                                      .tokens = pass->tokens,
+                                      .positions = pass->positions,
+                                      .n_axes = pass->n_axes == 0 ? 1 : pass->n_axes,
+                                      .deltas = deltas,
+                                      .n_deltas = binding->tape->n_deltas,
+                                      .is_resident = view.is_resident,
+                                      .binding = binding->id,
+                                      .out_rows = pass->out_rows,
+                                      .outputs = pass->outputs,
+                                      .inputs = pass->inputs,
+                                      .output_shapes = binding->outputs,
+                                      .input_shapes = binding->inputs,
+                                      .n_outputs = pass->n_outputs,
+                                      .n_inputs = pass->n_inputs,
+                                      .has_front = (pass->flags & KVS_PASS_FRONT) != 0,
+                                      .n_layers = view.n_layers,
+                                      .active_pages = view.active_pages,
+                                      .first_token = view.first_token,
+                                      .cache_id = view.cache_id,
+                                      .page_tables = view.page_tables};
+    return replay(binding, pass);
+}
+
+kvs_status kvs_binding_end(kvs_binding *binding)
+{
+    if (binding == NULL) {
+        return KVS_EINVAL;
+    }
+    if (binding->begun == PASS_UNDER_WAY) {
+        return finish(binding, KVS_OK);
+    }
+    if (binding->begun == PASS_NONE) {
+        return kvs_fail(binding->device, KVS_EBUSY, "no pass has been begun");
+    }
+    binding->begun = PASS_NONE;
+    return KVS_OK;
+}
+
+kvs_status kvs_binding_abort(kvs_binding *binding)
+{
+    if (binding == NULL) {
+        return KVS_EINVAL;
+    }
+    if (binding->begun == PASS_UNDER_WAY) {
+        (void)finish(binding, KVS_ECANCELLED);
+    }
+    if (binding->begun == PASS_DONE) {
+        binding->begun = PASS_NONE;
+        binding->pass = 0;
+    }
+    return KVS_OK;
+}
+
+kvs_status kvs_binding_run(kvs_binding *binding, const kvs_pass_desc *pass)
+{
+    const kvs_status status = kvs_binding_begin(binding, pass);
+    return status == KVS_OK ? kvs_binding_end(binding) : status;
 }
 
 kvs_status kvs_binding_get_pass(kvs_binding *binding, uint64_t *pass)

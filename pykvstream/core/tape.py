@@ -21,9 +21,11 @@ from pykvstream.core.pager import Pager
 from pykvstream.core.state import DeltaLayer, State
 from pykvstream.core.status import check, make_struct
 from pykvstream.core.weight import Weight, WeightLayout
-from pykvstream.errors import Closed, InvalidArgument
+from pykvstream.errors import Busy, Closed, InvalidArgument
 
 NONE: int = lib.KVS_NONE
+_WORDS = ffi.typeof("uint32_t[]")
+_FLOATS = ffi.typeof("float[]")
 FRONT_TAIL: int = lib.KVS_FRONT_TAIL
 
 __all__ = [
@@ -222,7 +224,7 @@ class CancelFlag:
 class Binding(Handle):
     """A sealed tape with addresses, valid at one arena epoch."""
 
-    __slots__ = ("_device", "_pager", "_tape")
+    __slots__ = ("_desc", "_device", "_held", "_inputs", "_outputs", "_pager", "_tape")
 
     def __init__(self, device: Device, tape: Tape, arena: Arena, workspace: Lease, pager: Pager | None) -> None:
         cell = new_cell("kvs_binding **", lib.kvs_py_drop_binding)
@@ -231,6 +233,13 @@ class Binding(Handle):
         self._device = device
         self._tape = tape
         self._pager = pager
+        # Filled anew for each pass: making them takes longer.
+        self._outputs = ffi.new("float *[]", max(tape.n_outputs, 1))
+        self._inputs = ffi.new("float *[]", max(tape.n_inputs, 1))
+        self._desc = make_struct(
+            "kvs_pass_desc", outputs=self._outputs, inputs=ffi.cast("float **", self._inputs), n_axes=1
+        )
+        self._held: tuple[object, ...] = ()  # what a pass that has begun reads and writes
         super().__init__(cell)
 
     def run(
@@ -255,35 +264,91 @@ class Binding(Handle):
         Raises ``Cancelled``, ``Stale``, ``DeviceError``; the pass must then be
         ended with 0 rows, and given up with ``State.accept(seq, 0)``.
         """
+        desc = self._fill(tokens, out_rows, outputs, cancel, positions, state, inputs, has_front=has_front)
+        status = lib.kvs_binding_run(self.ptr, desc)
+        if status < 0:
+            check(status, self._device.ptr)
+
+    def begin(
+        self,
+        tokens: NDArray[np.uint32],
+        out_rows: NDArray[np.uint32],
+        outputs: tuple[NDArray[np.float32] | None, ...],
+        cancel: CancelFlag,
+        *,
+        positions: NDArray[np.uint32] | None = None,
+        state: State | None = None,
+        inputs: tuple[NDArray[np.float32], ...] = (),
+        has_front: bool = False,
+    ) -> None:
+        """The first half of ``run``: the device is at work when this returns. ``end`` follows, or ``abort``.
+
+        Raises ``Busy`` where a pass has begun and has not ended; else as ``run``, and then there is no end.
+        """
+        desc = self._fill(tokens, out_rows, outputs, cancel, positions, state, inputs, has_front=has_front)
+        # Held before it begins: what an interrupt then leaves behind is still there when the pass is given up.
+        self._held = (tokens, out_rows, outputs, cancel, positions, state, inputs)
+        status = lib.kvs_binding_begin(self.ptr, desc)
+        if status < 0:
+            self._held = ()
+            check(status, self._device.ptr)
+
+    def _fill(
+        self,
+        tokens: NDArray[np.uint32],
+        out_rows: NDArray[np.uint32],
+        outputs: tuple[NDArray[np.float32] | None, ...],
+        cancel: CancelFlag,
+        positions: NDArray[np.uint32] | None,
+        state: State | None,
+        inputs: tuple[NDArray[np.float32], ...],
+        *,
+        has_front: bool,
+    ) -> Any:
+        """The description of a pass, until the next one is filled in."""
         if self._pager is not None and self._pager.closed:
             raise Closed("the pager of this Binding is closed")
+        if self._held:
+            raise Busy("a pass of this Binding has begun and has not ended")
         n_axes = 1
         if positions is not None:
             n_axes = 1 if positions.ndim == 1 else positions.shape[0]
             is_rows = positions.dtype == np.uint32 and positions.flags.c_contiguous and positions.ndim in (1, 2)
             if not is_rows or n_axes not in (1, 3) or positions.shape[-1] != len(tokens):
                 raise InvalidArgument(f"positions must be uint32 [{len(tokens)}] or [3, {len(tokens)}]")
-        pointers = ffi.new(
-            "float *[]", [ffi.NULL if array is None else ffi.from_buffer("float[]", array) for array in outputs]
-        )
-        sources = ffi.new("float *[]", [ffi.from_buffer("float[]", array) for array in inputs])
-        desc = make_struct(
-            "kvs_pass_desc",
-            n_rows=len(tokens),
-            tokens=ffi.from_buffer("uint32_t[]", tokens),
-            n_out_rows=len(out_rows),
-            n_outputs=len(outputs),
-            out_rows=ffi.from_buffer("uint32_t[]", out_rows),
-            outputs=pointers,
-            cancel=cancel.cell,
-            positions=ffi.NULL if positions is None else ffi.from_buffer("uint32_t[]", positions),
-            n_axes=n_axes,
-            state=ffi.NULL if state is None else state.ptr,
-            n_inputs=len(inputs),
-            flags=lib.KVS_PASS_FRONT if has_front else 0,
-            inputs=ffi.cast("float **", sources),
-        )
-        check(lib.kvs_binding_run(self.ptr, desc), self._device.ptr)
+        # A count that is wrong is refused by the core, which then looks at none of them.
+        if len(outputs) <= len(self._outputs):
+            for i, array in enumerate(outputs):
+                self._outputs[i] = ffi.NULL if array is None else ffi.from_buffer(_FLOATS, array)
+        if len(inputs) <= len(self._inputs):
+            for i, array in enumerate(inputs):
+                self._inputs[i] = ffi.from_buffer(_FLOATS, array)
+        desc = self._desc
+        desc.n_rows = len(tokens)
+        desc.tokens = ffi.from_buffer(_WORDS, tokens)
+        desc.n_out_rows = len(out_rows)
+        desc.n_outputs = len(outputs)
+        desc.out_rows = ffi.from_buffer(_WORDS, out_rows)
+        desc.cancel = cancel.cell
+        desc.positions = ffi.NULL if positions is None else ffi.from_buffer(_WORDS, positions)
+        desc.n_axes = n_axes
+        desc.state = ffi.NULL if state is None else state.ptr
+        desc.n_inputs = len(inputs)
+        desc.flags = lib.KVS_PASS_FRONT if has_front else 0
+        return desc
+
+    def end(self) -> None:
+        """Wait for the pass that has begun; its outputs are written then. Raises as ``run``."""
+        status = lib.kvs_binding_end(self.ptr)
+        self._held = ()
+        if status < 0:
+            check(status, self._device.ptr)
+
+    def abort(self) -> None:
+        """Give up the pass that has begun, if there is one: waits for the device, and outputs are not written."""
+        if self._held:
+            check(lib.kvs_binding_abort(self.ptr), self._device.ptr)
+            self._held = ()
 
     @property
     def newest_pass(self) -> int:

@@ -9,7 +9,7 @@ Holds: ``Context``, ``PartContext``, ``Checkpoint``.
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +23,7 @@ from pykvstream.runtime.checkpoints import CheckpointStore, KeptStates
 from pykvstream.runtime.hidden import HeadContext
 
 
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
+class Checkpoint(NamedTuple):
     """The recurrent state behind ``n_tokens`` tokens, in host memory; None where it is that of no tokens."""
 
     n_tokens: int
@@ -177,21 +176,22 @@ class Context:
 
     def __init__(self, parts: tuple[PartContext, ...]) -> None:
         self.parts = parts
+        self.is_recurrent = any(part.state is not None for part in parts)
+        """Whether there is recurrent state."""
+        self.settled_at = -1
+        """What the target had counted of changes when its parts were last known to be at one token, and whole."""
 
     @property
     def n_tokens(self) -> int:
         """Tokens that every part has."""
-        return min([part.n_tokens for part in self.parts])
+        first, *others = self.parts
+        n_tokens = first.seq.n_tokens
+        return min(n_tokens, *(part.seq.n_tokens for part in others)) if others else n_tokens
 
     @property
     def is_together(self) -> bool:
         """Whether all parts are at the same token."""
         return len({part.n_tokens for part in self.parts}) == 1
-
-    @property
-    def is_recurrent(self) -> bool:
-        """Whether there is recurrent state."""
-        return any(part.state is not None for part in self.parts)
 
     @property
     def head(self) -> HeadContext | None:
@@ -214,4 +214,5 @@ class Context:
 
     @property
     def closed(self) -> bool:
-        return all(part.closed for part in self.parts)
+        first, *others = self.parts
+        return first.seq.closed and all(part.seq.closed for part in others)

@@ -205,8 +205,8 @@ class Head:
         n = len(ids)
         positions = np.arange(position, position + n, dtype=np.uint32)
         inputs = (np.ascontiguousarray(hidden),)
-        self.pager.begin(context.seq, n)
         try:
+            self.pager.begin(context.seq, n)
             self.bindings[which].run(ids, _NO_ROWS, outputs, cancel, positions=positions, inputs=inputs)
             self.pager.end(n)
         except BaseException:

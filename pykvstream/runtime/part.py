@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,8 +36,7 @@ from pykvstream.runtime.rows import RowReader
 from pykvstream.sampling import front_words
 
 
-@dataclass(frozen=True, slots=True)
-class Pass:
+class Pass(NamedTuple):
     """What all parts are told of a pass: ``tokens`` ``[n]``, ``out_rows`` ``[m]`` rising, ``positions`` ``[n]`` or
     ``[3, n]``, by default the number of each row. ``fronts`` ``[m, words]``: where the sampling front of each
     output row goes, None where nobody asks for it."""
@@ -105,6 +105,11 @@ class Part:
         n_handed = 0 if blueprint.span.is_last else max(blueprint.tape(phase).max_rows for phase in Phase)
         self._has_own_memory = device.info.has_own_memory
         self._handed_over = np.empty((n_handed, blueprint.config.n_embd), np.float32)
+        # Where fronts go that nobody asks for.
+        self._no_fronts: NDArray[np.uint32] | None = None
+        if blueprint.front is not None:
+            n_rows = blueprint.tape(Phase.DECODE).max_out_rows
+            self._no_fronts = np.empty((n_rows, front_words(blueprint.front.n_best)), np.uint32)
 
     @property
     def report(self) -> MemoryReport:
@@ -138,6 +143,9 @@ class Part:
 
     def enter(self, phase: Phase) -> None:
         """Give the arena the layout of a phase; costs nothing when it has it. After poison everything is taken anew."""
+        if self._phase is phase:
+            return
+        self._phase = None  # what an interrupt leaves is taken up by whoever enters next
         if self._coordinator.state is CoordinatorState.POISONED:
             self._resources.release()
             self._coordinator.rebuild(phase.value)
@@ -158,14 +166,11 @@ class Part:
 
     # ---- passes ----
 
-    @property
-    def _active_placer(self) -> Placer | None:
-        return self._placer if self._phase is Phase.DECODE else None
-
     def begin(self, context: PartContext, n_rows: int) -> None:
         """Open a pass in the active phase; the copies that it needs are on their way then."""
-        if self._active_placer is not None:
-            self._active_placer.prepare(pages_of(context.n_tokens + n_rows), n_rows)
+        placer = self._placer
+        if placer is not None and self._phase is Phase.DECODE:
+            placer.prepare(pages_of(context.seq.n_tokens + n_rows), n_rows)
         self.pager.begin(context.seq, n_rows)
 
     def hand_over(
@@ -176,29 +181,28 @@ class Part:
         ``hidden``: those of the part before, None for the first.
         """
         rows = self._handed_over[: given.n_rows]
-        self._run(context, given, np.arange(given.n_rows, dtype=np.uint32), (rows,), hidden)
+        self._submit(context, given, np.arange(given.n_rows, dtype=np.uint32), (rows,), hidden)
+        self.finish()
         return rows
 
-    def finish(
+    def submit(
         self,
         context: PartContext,
         given: Pass,
         hidden: NDArray[np.float32] | None,
         outputs: tuple[NDArray[np.float32] | None, ...],
     ) -> None:
-        """The same for the last part, whose ``outputs`` are logits and, with an MTP head, what that starts from.
+        """The same for the last part, whose device is then at work until ``finish``.
 
-        None for what stays on a device with memory of its own: see ``kept_rows``.
+        ``outputs``: logits and, with an MTP head, what that starts from, written by ``finish``; None for what stays on
+        a device with memory of its own: see ``kept_rows``.
         """
-        spec = self.blueprint.front if self._phase is Phase.DECODE else None
-        if spec is not None:
-            fronts = given.fronts
-            if fronts is None:
-                fronts = np.empty((len(given.out_rows), front_words(spec.n_best)), np.uint32)
+        if self._no_fronts is not None and self._phase is Phase.DECODE:
+            fronts = self._no_fronts[: len(given.out_rows)] if given.fronts is None else given.fronts
             outputs = (*outputs, fronts.view(np.float32))
-        self._run(context, given, given.out_rows, outputs, hidden)
+        self._submit(context, given, given.out_rows, outputs, hidden)
 
-    def _run(
+    def _submit(
         self,
         context: PartContext,
         given: Pass,
@@ -206,7 +210,7 @@ class Part:
         outputs: tuple[NDArray[np.float32] | None, ...],
         hidden: NDArray[np.float32] | None,
     ) -> None:
-        self._resources.binding.run(
+        self._resources.binding.begin(
             given.tokens,
             out_rows,
             outputs,
@@ -216,6 +220,10 @@ class Part:
             inputs=() if hidden is None else (hidden,),
             has_front=given.fronts is not None,
         )
+
+    def finish(self) -> None:
+        """Wait until the pass that is open has been computed."""
+        self._resources.binding.end()
 
     @property
     def keeps_rows(self) -> bool:
@@ -240,11 +248,13 @@ class Part:
 
     def observe(self) -> None:
         """Let the policy learn from the pass that has ended."""
-        if self._active_placer is not None and self._active_placer.is_watching:
-            self._active_placer.observe(self.device.load_ns, self.pager.info, time.perf_counter())
+        placer = self._placer
+        if placer is not None and self._phase is Phase.DECODE and placer.is_watching:
+            placer.observe(self.device.load_ns, self.pager.info, time.perf_counter())
 
     def abandon(self) -> None:
         """Give up a pass, or a lease of the head, that an interrupt left."""
+        self._resources.abort()
         if self.head is not None:
             self.head.recover()
         if self.pager.is_in_pass:

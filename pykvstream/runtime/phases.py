@@ -54,6 +54,11 @@ class PhaseResources:
             raise Busy("no phase is active")
         return self._binding
 
+    def abort(self) -> None:
+        """Wait for a pass that was begun and will not be ended, if there is one."""
+        if self._binding is not None:
+            self._binding.abort()
+
     @property
     def _pagers(self) -> tuple[Pager, ...]:
         return (self._pager,) if self._head is None else (self._pager, self._head.pager)

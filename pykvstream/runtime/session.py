@@ -51,6 +51,11 @@ ForwardProgress = Callable[[int, int], None]
 It may use other sessions; what would change its own, or close the model, raises ``Busy`` in it."""
 
 
+_RAN = {phase: bytes([phase.value]) for phase in Phase}
+_FIRST_ROW = np.zeros(1, np.uint32)
+_FIRST_ROW.setflags(write=False)
+
+
 @dataclass(frozen=True, slots=True)
 class _Ahead:
     """A draft that was run behind the first ``begin`` tokens of the conversation."""
@@ -297,11 +302,14 @@ class TokenSession:
         may_keep: bool = False,
     ) -> LogitRows:
         self._await_anew(phase)
-        n_cached = self._begin_of_chunk() if phase is Phase.PREFILL else self.n_cached
+        n_cached = self._begin_of_chunk() if phase is Phase.PREFILL else self._context.n_tokens
         pending = self._tokens[n_cached:]
-        ids = as_tokens(token_ids, self._target.n_vocab_rows)
-        if pending:
-            ids = np.concatenate([np.array(pending, np.uint32), ids])
+        if pending and len(token_ids) == 0 and isinstance(token_ids, tuple):
+            ids = np.array(pending, np.uint32)
+        else:
+            ids = as_tokens(token_ids, self._target.n_vocab_rows)
+            if pending:
+                ids = np.concatenate([np.array(pending, np.uint32), ids])
         if ids.size == 0:
             raise InvalidArgument("no tokens to run")
         if n_cached + ids.size > self._ctx_tokens:
@@ -323,12 +331,12 @@ class TokenSession:
         ends = self._ends(n_cached, n_cached + int(ids.size), phase, marks)
         self._target.blueprint.file.require_whole()
         outer = self._target.call
-        if n_cached < self.n_cached:
+        if phase is Phase.PREFILL and n_cached < self.n_cached:
             self._target.go_back(self._context, n_cached)
         widest = Phase.PREFILL if Phase.PREFILL.value in self._ran[n_cached:] else phase
         checkpoint = self._target.checkpoint(self._context, widest, int(ids.size))
         try:
-            passes = self._passes(ids, first_out, rows, phase, on_progress, ends, may_keep=may_keep)
+            passes = self._passes(n_cached, ids, first_out, rows, phase, on_progress, ends, may_keep=may_keep)
             self._call = self._target.call = Call(threading.get_ident(), passes, self._cancel)
             for _ in passes:
                 pass
@@ -343,10 +351,14 @@ class TokenSession:
             raise
         finally:
             self._target.call = outer
+        self._call = None
+        if on_progress is None and not self._is_drafting:
+            self._target.note_settled(self._context)
         return LogitRows(rows, self._kept)
 
     def _passes(
         self,
+        position: int,
         ids: NDArray[np.uint32],
         first_out: int,
         rows: NDArray[np.float32],
@@ -356,7 +368,6 @@ class TokenSession:
         *,
         may_keep: bool,
     ) -> Generator[None, None, None]:
-        position = self.n_cached
         n_before = len(self._tokens) if self._ahead is None else self._ctx_tokens
         done = 0
         while done < ids.size:
@@ -367,7 +378,8 @@ class TokenSession:
                 self._target.keep(self._context)
             self._target.enter(now)
             n = self._target.chunk_rows(now, position, n_left)
-            wanted = np.arange(max(first_out - done, 0), n, dtype=np.uint32)
+            first = max(first_out - done, 0)
+            wanted = _FIRST_ROW if n == 1 and first == 0 else np.arange(first, n, dtype=np.uint32)
             begin = max(done - first_out, 0)
             before = self._target.traffic
             started = time.perf_counter()
@@ -377,16 +389,21 @@ class TokenSession:
             fronts = None if self._fronts is None else self._fronts[begin : begin + wanted.size]
             if may_keep and fronts is not None and wanted.size == len(rows):
                 out = None
-            kind = "verify" if self._ahead is not None else now.name.lower()
-            with self._target.span(f"{kind} pass", rows=n, behind=position):
-                self._target.run(self._context, ids[done : done + n], wanted, out, self._cancel, fronts=fronts)
+            given = (self._context, ids[done : done + n], wanted, out, self._cancel, None, fronts)
+            if self._target.timeline is None:
+                self._target.end(self._target.begin(*given))
+            else:
+                kind = "verify" if self._ahead is not None else now.name.lower()
+                with self._target.span(f"{kind} pass", rows=n, behind=position):
+                    self._target.run(*given)
             self._kept = self._target.kept_rows() if out is None else None
             self._meter.add(now, n, time.perf_counter() - started, before, self._target.traffic)
             done += n
             position += n
             if self._ahead is None:
                 self._tokens[position - n : position] = ids[done - n : done].tolist()
-                self._keep_up(position)
+                if self._is_drafting:
+                    self._keep_up(position)
             self._note(position - n, position, now, n_before)
             if on_progress is not None:
                 on_progress(done, int(ids.size))
@@ -394,8 +411,6 @@ class TokenSession:
 
     def _keep_up(self, n_tokens: int) -> None:
         """Of a long prompt hidden rows would be dropped before the head has seen them."""
-        if not self._is_drafting:
-            return
         head, known = self._head()
         if known.n_behind(n_tokens) > known.hidden.bound // 2:
             with self._target.span("catch up", rows=known.n_behind(n_tokens)):
@@ -415,7 +430,7 @@ class TokenSession:
 
     def _is_decoded(self, n_tokens: int) -> bool:
         """Whether the last of the first tokens was decoded: the chunk that a prompt begins there is a short one."""
-        return self._ran[n_tokens - 1 : n_tokens] == bytes([Phase.DECODE.value])
+        return self._ran[n_tokens - 1 : n_tokens] == _RAN[Phase.DECODE]
 
     def _ends(self, n_cached: int, n_tokens: int, phase: Phase, marks: Sequence[int]) -> frozenset[int]:
         """Where passes end so that a state can be kept: on the grid before marks and before a prompt's last token."""
@@ -447,8 +462,10 @@ class TokenSession:
         n_known = len(self._ran)
         if self._context.is_recurrent:
             self._meter.recomputed += max(min(n_known, end) - begin, 0)
-        self._ran[begin:end] = bytes([phase.value]) * (end - begin)
-        self._chosen += bytes(at < n_before for at in range(n_known, end))
+        self._ran[begin:end] = _RAN[phase] * (end - begin)
+        if end > n_known:
+            n_chosen = min(max(n_before - n_known, 0), end - n_known)
+            self._chosen += b"\1" * n_chosen + bytes(end - n_known - n_chosen)
 
     def _await_anew(self, phase: Phase) -> None:
         """Let tokens at the end wait again that were chosen, and run in another phase than this call's.
@@ -502,7 +519,7 @@ class TokenSession:
         if self._ahead is not None:
             self._drop_ahead(self._ahead.n_kept(self._tokens))
         n_tokens = len(self._tokens)
-        if self.n_cached > n_tokens:
+        if self._context.n_tokens > n_tokens:
             # Tokens of which nothing is cached are pending: the next pass runs them again.
             self._go_back(n_tokens, or_begin_anew=True)
             self._forget(n_tokens)
@@ -523,8 +540,11 @@ class TokenSession:
 
     def require_idle(self) -> None:
         """Under ``turn``: raises ``Closed``, or ``Busy`` inside a call of this session."""
-        self._require_open()
-        self._require_no_call()
+        self._target.require_open()
+        if self._context.closed:
+            raise Closed("the session is closed")
+        if self._call is not None:
+            self._require_no_call()
 
     def _require_no_call(self) -> None:
         if self._call is not None and self._call.is_at_work:

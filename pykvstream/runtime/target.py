@@ -14,8 +14,7 @@ import os
 import threading
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
-from inspect import GEN_RUNNING, getgeneratorstate
+from typing import NamedTuple
 from weakref import WeakSet
 
 import numpy as np
@@ -60,8 +59,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(NamedTuple):
     """A call that runs passes, in one thread, until ``cancel`` is raised. The interpreter knows whether it runs."""
 
     thread: int
@@ -70,7 +68,15 @@ class Call:
 
     @property
     def is_at_work(self) -> bool:
-        return getgeneratorstate(self.passes) == GEN_RUNNING
+        return bool(self.passes.gi_running)  # type: ignore[attr-defined]
+
+
+class Begun(NamedTuple):
+    """A pass that the last part is at work on: what ``end`` is told. ``for_head``: what an MTP head starts from."""
+
+    context: Context
+    n_rows: int
+    for_head: NDArray[np.float32] | None
 
 
 class Target:
@@ -90,14 +96,21 @@ class Target:
         self._turn = threading.RLock()
         self._process = os.getpid()
         self._is_closed = False
+        self._n_changes = 0  # of any sequence, as they begin
         self.call: Call | None = None
         self.timeline: Timeline | None = None
+        self.blueprint = last.blueprint
+        """Of the last part: file, configuration, options and the widths of passes are those of all."""
+        self._front_words = 0 if last.blueprint.front is None else front_words(last.blueprint.front.n_best)
+        self.n_vocab_rows = last.blueprint.config.n_vocab
+        """Columns of a logits row."""
         self._n_sessions = 0
 
     @property
     def turn(self) -> threading.RLock:
         """What is held by whoever runs or changes a sequence. Raises ``Unsupported`` in a fork of the process."""
-        self.require_own()
+        if os.getpid() != self._process:
+            self.require_own()
         return self._turn
 
     def require_own(self) -> None:
@@ -151,11 +164,6 @@ class Target:
         return zip(self.parts, context.parts, strict=True)
 
     @property
-    def blueprint(self) -> Blueprint:
-        """Of the last part: file, configuration, options and the widths of passes are those of all."""
-        return self._last.blueprint
-
-    @property
     def plan(self) -> ArenaPlan:
         """Of the last part's arena."""
         return self._last.plan
@@ -166,11 +174,6 @@ class Target:
         return self._last.head
 
     @property
-    def n_vocab_rows(self) -> int:
-        """Columns of a logits row."""
-        return self.blueprint.config.n_vocab
-
-    @property
     def pager_info(self) -> PagerInfo:
         """Counters of all parts together."""
         return PagerInfo.total([part.pager.info for part in self.parts])
@@ -178,7 +181,8 @@ class Target:
     @property
     def traffic(self) -> Traffic:
         """What all parts together have copied."""
-        return Traffic.total([part.pager.traffic for part in self.parts])
+        first, *others = self.parts
+        return Traffic.total([part.pager.traffic for part in self.parts]) if others else first.pager.traffic
 
     @property
     def arena_bytes(self) -> int:
@@ -285,8 +289,8 @@ class Target:
 
     def front_rows(self, phase: Phase, n_rows: int) -> NDArray[np.uint32] | None:
         """Room for the sampling fronts of ``n_rows`` output rows; None where passes of the phase have none."""
-        spec = self.blueprint.front if phase is Phase.DECODE else None
-        return None if spec is None else np.empty((n_rows, front_words(spec.n_best)), np.uint32)
+        has_front = self._front_words and phase is Phase.DECODE
+        return np.empty((n_rows, self._front_words), np.uint32) if has_front else None
 
     @property
     def keeps_rows(self) -> bool:
@@ -322,34 +326,69 @@ class Target:
         error each part is as before, or has run the pass where the error came between two parts that commit:
         ``restore`` and ``recover`` bring them together.
         """
+        self.end(self.begin(context, tokens, out_rows, out, cancel, positions, fronts))
+
+    def begin(
+        self,
+        context: Context,
+        tokens: NDArray[np.uint32],
+        out_rows: NDArray[np.uint32],
+        out: NDArray[np.float32] | None,
+        cancel: CancelFlag,
+        positions: NDArray[np.uint32] | None = None,
+        fronts: NDArray[np.uint32] | None = None,
+    ) -> Begun:
+        """``run`` up to where nothing but the last part's device is at work; ``end`` follows, or ``recover``."""
         given = Pass(tokens, out_rows, positions, cancel, fronts)
-        head = context.head
-        for_head = None if head is None else np.empty((given.n_rows, self.blueprint.config.n_embd), np.float32)
+        n_rows = len(tokens)
+        self._n_changes += 1
+        for_head = None if context.head is None else np.empty((n_rows, self.blueprint.config.n_embd), np.float32)
         try:
-            for part, own in self._each(context):
-                part.begin(own, given.n_rows)
+            for part, own in zip(self.parts, context.parts, strict=True):
+                part.begin(own, n_rows)
             hidden = None
-            *front, (last, behind) = self._each(context)
-            for part, own in front:
+            for part, own in zip(self.parts[:-1], context.parts, strict=False):
                 hidden = part.hand_over(own, given, hidden)
-            last.finish(behind, given, hidden, (out,) if for_head is None else (out, for_head))
-            for part in self.parts:
-                part.end(given.n_rows)
-            for own in context.parts:
-                own.accept(given.n_rows)
+            outputs = (out,) if for_head is None else (out, for_head)
+            self.parts[-1].submit(context.parts[-1], given, hidden, outputs)
         except BaseException:
             # Not ``recover``: what ``restore`` brings back, it may have to give up where the parts are apart.
             self._settle(context)
             raise
-        if head is not None and for_head is not None:
-            head.hidden.append(context.n_tokens - given.n_rows, for_head)
+        return Begun(context, n_rows, for_head)
+
+    def end(self, begun: Begun) -> None:
+        """Wait for the pass that was begun, and commit its rows; what ``out`` and ``fronts`` are to hold is there."""
+        context, n_rows, for_head = begun
+        try:
+            self.parts[-1].finish()
+            for part in self.parts:
+                part.end(n_rows)
+            for own in context.parts:
+                own.accept(n_rows)
+        except BaseException:
+            self._settle(context)
+            raise
+        if context.head is not None and for_head is not None:
+            context.head.hidden.append(context.n_tokens - n_rows, for_head)
         if self.timeline is not None:
             self.timeline.drain()
         for part in self.parts:
             part.observe()
 
+    def note_settled(self, context: Context) -> None:
+        """The newest call has done all it had to with this context: there is nothing for ``recover`` to look for."""
+        context.settled_at = self._n_changes
+
     def recover(self, context: Context) -> None:
-        """End a pass that an interrupt left open, and bring the context's parts back to one token."""
+        """End a pass that an interrupt left open, and bring the context's parts back to one token.
+
+        Where the call before ended well, with this context and noted so, nothing can be apart.
+        """
+        is_settled = context.settled_at == self._n_changes
+        self._n_changes += 1  # whatever the call does that begins here
+        if is_settled:
+            return
         self._settle(context)
         if context.is_together:
             return
@@ -413,7 +452,7 @@ class Target:
         """What it takes to go back after running ``n_tokens``: an image of each part's state where its log will not
         do."""
         if phase is Phase.DECODE and n_tokens <= self.blueprint.log_rows:
-            return tuple(Checkpoint(own.n_tokens, None) for own in context.parts)
+            return tuple([Checkpoint(own.seq.n_tokens, None) for own in context.parts])
         return tuple(own.checkpoint() for own in context.parts)
 
     def restore(self, context: Context, checkpoint: tuple[Checkpoint, ...]) -> None:
@@ -470,8 +509,12 @@ class Target:
 
 def as_tokens(tokens: object, n_vocab: int) -> NDArray[np.uint32]:
     """Token ids as the core wants them. Raises ``InvalidArgument`` naming the first that is not in the vocabulary."""
-    if isinstance(tokens, list | tuple) and all(type(token) is int and 0 <= token < n_vocab for token in tokens):
-        return np.array(tokens, np.uint32)
+    if isinstance(tokens, list | tuple):
+        for token in tokens:
+            if type(token) is not int or not 0 <= token < n_vocab:
+                break
+        else:
+            return np.array(tokens, np.uint32)
     given = np.asarray(require_token_ids(tokens))
     if given.ndim != 1 or (given.size and given.dtype.kind not in "iuO"):
         raise InvalidArgument(f"token ids must be integers in one dimension, got {given.dtype} {given.shape}")

@@ -88,6 +88,34 @@ static void test_a_pass_gives_the_rows_that_were_asked_for(void)
     close_player(&p);
 }
 
+static void test_a_pass_begins_and_ends_in_two_calls(void)
+{
+    player p;
+    open_player(&p);
+    const kvs_pass_desc pass = pass_of(3, 2);
+    memset(result, 0xff, sizeof result);
+    CHECK(kvs_binding_end(p.binding) == KVS_EBUSY);
+    CHECK_OK(kvs_binding_abort(p.binding));
+    CHECK_OK(kvs_binding_begin(p.binding, &pass));
+    CHECK(kvs_binding_begin(p.binding, &pass) == KVS_EBUSY);
+    CHECK(kvs_binding_run(p.binding, &pass) == KVS_EBUSY);
+    CHECK_OK(kvs_binding_end(p.binding));
+    CHECK(result[0] == 2.0F * table[3 * COLS] && result[COLS] == 2.0F * table[7 * COLS]);
+    CHECK(kvs_binding_end(p.binding) == KVS_EBUSY);
+    /* One that is given up may be begun again, and where the beginning fails there is no end. */
+    CHECK_OK(kvs_binding_begin(p.binding, &pass));
+    CHECK_OK(kvs_binding_abort(p.binding));
+    CHECK_OK(kvs_binding_abort(p.binding));
+    const kvs_pass_desc wide = pass_of(MAX_ROWS + 1, 2);
+    CHECK(kvs_binding_begin(p.binding, &wide) == KVS_EINVAL);
+    CHECK(kvs_binding_end(p.binding) == KVS_EBUSY);
+    CHECK_OK(kvs_binding_run(p.binding, &pass));
+    CHECK(kvs_binding_begin(NULL, &pass) == KVS_EINVAL && kvs_binding_begin(p.binding, NULL) == KVS_EINVAL);
+    CHECK(kvs_binding_end(NULL) == KVS_EINVAL && kvs_binding_abort(NULL) == KVS_EINVAL);
+    CHECK_OK(kvs_binding_begin(p.binding, &pass)); /* and released so */
+    close_player(&p);
+}
+
 static int refuse_operation(void *user, int point, uint64_t index)
 {
     (void)index;
@@ -349,6 +377,7 @@ static void test_any_order_of_release_is_safe(void)
 int main(void)
 {
     test_a_pass_gives_the_rows_that_were_asked_for();
+    test_a_pass_begins_and_ends_in_two_calls();
     test_a_pass_refuses();
     test_a_pass_reads_the_rows_that_it_is_given();
     test_an_input_is_not_written();

@@ -45,19 +45,20 @@ class Keeping:
         self._newest: tuple[np.ndarray, ...] = ()
 
     def install(self, patch: pytest.MonkeyPatch) -> None:
-        run = Binding.run
+        def keeping(call: Any) -> Any:
+            def keep(binding: Binding, tokens: Any, out_rows: Any, outputs: Any, *rest: Any, **named: Any) -> None:
+                self._number += 1
+                self._newest = ()
+                room = tuple(
+                    np.full((len(out_rows), self._n_vocab), np.nan, np.float32) if each is None else each
+                    for each in outputs
+                )
+                call(binding, tokens, out_rows, room, *rest, **named)
+                self._newest = room
+                self.handed += sum(each.nbytes for each in outputs[:1] if each is not None)
+                self.kept += sum(each.nbytes for each, given in zip(room, outputs, strict=True) if given is None)
 
-        def keeping_run(binding: Binding, tokens: Any, out_rows: Any, outputs: Any, *rest: Any, **named: Any) -> None:
-            self._number += 1
-            self._newest = ()
-            room = tuple(
-                np.full((len(out_rows), self._n_vocab), np.nan, np.float32) if each is None else each
-                for each in outputs
-            )
-            run(binding, tokens, out_rows, room, *rest, **named)
-            self._newest = room
-            self.handed += sum(each.nbytes for each in outputs[:1] if each is not None)
-            self.kept += sum(each.nbytes for each, given in zip(room, outputs, strict=True) if given is None)
+            return keep
 
         def read_output(binding: Binding, number: int, output: int, first_row: int, rows: np.ndarray) -> None:
             if number != self._number:
@@ -65,7 +66,8 @@ class Keeping:
             rows[:] = self._newest[output][first_row : first_row + len(rows)]
             self.fetched += rows.nbytes
 
-        patch.setattr(Binding, "run", keeping_run)
+        for name in ("run", "begin"):
+            patch.setattr(Binding, name, keeping(getattr(Binding, name)))
         patch.setattr(Binding, "read_output", read_output)
         patch.setattr(Binding, "newest_pass", property(lambda binding: self._number))
         patch.setattr(Part, "keeps_rows", True)

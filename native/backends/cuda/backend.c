@@ -233,7 +233,7 @@ static kvs_status attend_finish(void *self, const kvs_bound_op *op, const struct
     return kvs_cuda_launch_attend_finish(&((struct kvs_cuda *)self)->launcher, op, step);
 }
 
-/* The context stays entered for the pass, whose operations one thread launches. */
+/* The context stays entered until all operations have been launched, by one thread. */
 static kvs_status pass_begin(void *self, struct kvs_step *step)
 {
     kvs_status status;
@@ -243,9 +243,16 @@ static kvs_status pass_begin(void *self, struct kvs_step *step)
     return status == KVS_OK ? KVS_OK : leave(cuda, status);
 }
 
-static kvs_status pass_end(void *self, bool is_whole)
+/* Between this and the end whoever has the thread finds it as it was. */
+static kvs_status pass_submit(void *self, bool is_whole)
 {
     struct kvs_cuda *cuda = self;
+    return leave(cuda, kvs_cuda_pass_submit(cuda, is_whole));
+}
+
+static kvs_status pass_end(void *self, bool is_whole)
+{
+    struct kvs_cuda *cuda = enter(self);
     return leave(cuda, kvs_cuda_pass_end(cuda, is_whole));
 }
 
@@ -400,6 +407,7 @@ static const kvs_backend TABLE = {
     .attend_wave = attend_wave,
     .attend_finish = attend_finish,
     .pass_begin = pass_begin,
+    .pass_submit = pass_submit,
     .pass_end = pass_end,
     .binding_forget = binding_forget,
     .read_output = read_output,

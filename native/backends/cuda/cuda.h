@@ -27,6 +27,7 @@ struct kvs_cuda {
     kvs_cuda_turn turn;      /* of the pass under way */
     uint32_t n_recorded;     /* its launches so far, where they are recorded */
     kvs_cuda_shape shape;    /* where it is not launched by itself */
+    bool is_under_way;       /* a pass has been submitted and has not ended */
 };
 
 #endif

@@ -44,6 +44,9 @@ bool kvs_cuda_pass_launches_early(struct kvs_cuda *cuda)
 
 kvs_status kvs_cuda_pass_begin(struct kvs_cuda *cuda, struct kvs_step *step)
 {
+    if (cuda->is_under_way) {
+        return kvs_fail(cuda->device, KVS_EBUSY, "a pass of this card has been begun and has not ended");
+    }
     cuda->turn = KVS_CUDA_SINGLY;
     cuda->n_recorded = 0;
     cuda->launcher.places = (kvs_cuda_places){.words = 0};
@@ -66,7 +69,7 @@ kvs_status kvs_cuda_pass_begin(struct kvs_cuda *cuda, struct kvs_step *step)
     return KVS_OK;
 }
 
-kvs_status kvs_cuda_pass_end(struct kvs_cuda *cuda, bool is_whole)
+kvs_status kvs_cuda_pass_submit(struct kvs_cuda *cuda, bool is_whole)
 {
     const kvs_cuda_turn turn = cuda->turn;
     kvs_status status = KVS_OK;
@@ -78,6 +81,15 @@ kvs_status kvs_cuda_pass_end(struct kvs_cuda *cuda, bool is_whole)
     if (turn != KVS_CUDA_SINGLY && is_whole && status == KVS_OK) {
         status = kvs_cuda_graphs_launch(cuda->graphs, &cuda->shape);
     }
-    const kvs_status ended = kvs_cuda_steps_end(cuda->steps, is_whole && status == KVS_OK);
-    return status == KVS_OK ? ended : status;
+    if (status == KVS_OK && is_whole) {
+        status = kvs_cuda_steps_fetch(cuda->steps);
+    }
+    cuda->is_under_way = status == KVS_OK && is_whole;
+    return status;
+}
+
+kvs_status kvs_cuda_pass_end(struct kvs_cuda *cuda, bool is_whole)
+{
+    cuda->is_under_way = false;
+    return kvs_cuda_steps_end(cuda->steps, is_whole);
 }

@@ -6,6 +6,7 @@
 
 /* As the entries of backend.h. The context is entered. */
 kvs_status kvs_cuda_pass_begin(struct kvs_cuda *cuda, struct kvs_step *step);
+kvs_status kvs_cuda_pass_submit(struct kvs_cuda *cuda, bool is_whole);
 kvs_status kvs_cuda_pass_end(struct kvs_cuda *cuda, bool is_whole);
 
 /* Whether operations of the pass under way are launched: those of one that is launched again as a whole are not. */

@@ -15,6 +15,9 @@
 #define TABLE_GRAIN 64u
 #define ALIGNMENT 256u
 
+/* Outputs up to this come to pinned memory in one piece: four rows of the widest vocabulary there is. */
+#define MAX_LANDING ((uint64_t)4 << 20)
+
 /* Device memory that only grows. */
 struct area {
     uint64_t address;
@@ -40,6 +43,9 @@ struct kvs_cuda_steps {
     float **out;          /* on the device */
     float *const *caller; /* where they go */
     uint64_t *out_bytes;  /* of each that goes there */
+    uint8_t *landing;     /* pinned; where outputs come to, one behind the other */
+    uint64_t landing_bytes;
+    bool is_fetched;      /* they are on their way there */
     uint32_t out_capacity;
     uint32_t n_outputs;
     uint64_t n_passes;    /* begun so far: the number of the newest one */
@@ -82,12 +88,22 @@ static void free_picture(kvs_cuda_steps *steps)
     steps->picture = NULL;
 }
 
+static void free_landing(kvs_cuda_steps *steps)
+{
+    if (steps->landing != NULL && kvs_cuda_waits_may_free(steps->driver, steps->landing_bytes)) {
+        (void)steps->driver->api.host_free(steps->landing);
+    }
+    steps->landing = NULL;
+    steps->landing_bytes = 0;
+}
+
 void kvs_cuda_steps_destroy(kvs_cuda_steps *steps)
 {
     if (steps == NULL) {
         return;
     }
     free_picture(steps);
+    free_landing(steps);
     free_area(steps, &steps->block);
     free_area(steps, &steps->outputs);
     free_area(steps, &steps->inputs);
@@ -284,6 +300,7 @@ static kvs_status make_room(kvs_cuda_steps *steps, const struct kvs_step *step, 
 kvs_status kvs_cuda_steps_begin(kvs_cuda_steps *steps, struct kvs_step *step)
 {
     step->number = ++steps->n_passes;
+    steps->is_fetched = false;
     const uint64_t n_positions = (uint64_t)step->n_axes * step->n_rows;
     const uint64_t table_pages = kvs_div_up(step->active_pages, TABLE_GRAIN) * TABLE_GRAIN;
     const uint64_t tables_bytes = step->n_layers * table_pages * sizeof(uint64_t);
@@ -330,10 +347,62 @@ uint64_t kvs_cuda_steps_generation(const kvs_cuda_steps *steps)
     return steps->generation;
 }
 
+static kvs_status grow_landing(kvs_cuda_steps *steps, uint64_t bytes)
+{
+    if (bytes <= steps->landing_bytes) {
+        return KVS_OK;
+    }
+    const uint64_t wanted = kvs_div_up(bytes, GRAIN) * GRAIN;
+    void *memory = NULL;
+    free_landing(steps);
+    const kvs_status status =
+        KVS_CUDA_CALL(steps->device, steps->driver, host_alloc, &memory, (size_t)wanted, CU_MEM_HOST_PORTABLE);
+    steps->landing = memory;
+    steps->landing_bytes = status == KVS_OK ? wanted : 0;
+    return status;
+}
+
+kvs_status kvs_cuda_steps_fetch(kvs_cuda_steps *steps)
+{
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < steps->n_outputs; i++) {
+        bytes += steps->out_bytes[i];
+    }
+    if (bytes == 0 || bytes > MAX_LANDING) {
+        return KVS_OK;
+    }
+    kvs_status status = grow_landing(steps, bytes);
+    uint64_t to = (uint64_t)(uintptr_t)steps->landing;
+    for (uint32_t i = 0; status == KVS_OK && i < steps->n_outputs; i++) {
+        if (steps->out_bytes[i] != 0) {
+            status = KVS_CUDA_CALL(steps->device, steps->driver, copy, to, (uint64_t)(uintptr_t)steps->out[i],
+                                   (size_t)steps->out_bytes[i], steps->stream);
+            to += steps->out_bytes[i];
+        }
+    }
+    steps->is_fetched = status == KVS_OK;
+    return status;
+}
+
+static void hand_out(const kvs_cuda_steps *steps)
+{
+    const uint8_t *from = steps->landing;
+    for (uint32_t i = 0; i < steps->n_outputs; i++) {
+        if (steps->out_bytes[i] != 0) {
+            memcpy(steps->caller[i], from, (size_t)steps->out_bytes[i]);
+            from += steps->out_bytes[i];
+        }
+    }
+}
+
 kvs_status kvs_cuda_steps_end(kvs_cuda_steps *steps, bool is_whole)
 {
     kvs_status status = kvs_cuda_wait_stream(steps->driver, steps->stream, "the end of a pass of %u rows behind %llu tokens",
                                              steps->n_rows, (kvs_ull)steps->first_token);
+    if (is_whole && status == KVS_OK && steps->is_fetched) {
+        hand_out(steps);
+        return KVS_OK;
+    }
     for (uint32_t i = 0; is_whole && status == KVS_OK && i < steps->n_outputs; i++) {
         if (steps->out_bytes[i] != 0) {
             status = kvs_cuda_memory_download(steps->memory, steps->caller[i], (uint64_t)(uintptr_t)steps->out[i],

@@ -24,6 +24,10 @@ kvs_status kvs_cuda_steps_begin(kvs_cuda_steps *steps, struct kvs_step *step);
 kvs_cuda_places kvs_cuda_steps_places(const kvs_cuda_steps *steps);
 uint64_t kvs_cuda_steps_generation(const kvs_cuda_steps *steps);
 
+/* Behind the operations of a whole pass: have outputs that the caller wants, if they are small, come to pinned memory, so that
+ * nothing is left to ask of the card behind the last operation. errors: ENOMEM; EIO */
+kvs_status kvs_cuda_steps_fetch(kvs_cuda_steps *steps);
+
 /* Wait for all operations. A whole pass's outputs are where the caller's step had them; those that it had nowhere, and those of
  * front operations that did not run, stay where they are. errors: EIO */
 kvs_status kvs_cuda_steps_end(kvs_cuda_steps *steps, bool is_whole);
