@@ -70,7 +70,7 @@ class Traffic(NamedTuple):
     @classmethod
     def total(cls, traffics: Sequence[Self]) -> Self:
         """Of several pagers together."""
-        return traffics[0] if len(traffics) == 1 else cls(*map(sum, zip(*traffics, strict=True)))
+        return cls(*map(sum, zip(*traffics, strict=True)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +103,10 @@ def _placement(placement: Placement) -> tuple[Any, Any]:
 class Pager(Handle):
     """Pages the sequences of one cache in and out of a pool region."""
 
-    __slots__ = ("_device",)
+    __slots__ = ("_device", "_now")
 
     def __init__(self, device: Device, cache: Cache) -> None:
+        self._now = make_struct("kvs_pager_info")  # read several times a token
         out = ffi.new("kvs_pager **")
         check(lib.kvs_pager_create(cache.ptr, out), device.ptr)
         self._device = device
@@ -134,11 +135,15 @@ class Pager(Handle):
 
     def begin(self, seq: Seq, n_rows: int) -> None:
         """Open a pass over ``n_rows`` new rows."""
-        self._check(lib.kvs_pager_begin(self.ptr, seq.ptr, n_rows))
+        status = lib.kvs_pager_begin(self.ptr, seq.ptr, n_rows)
+        if status < 0:
+            self._check(status)
 
     def end(self, n_rows: int) -> None:
         """Commit the first ``n_rows`` rows of the open pass; 0 aborts it."""
-        self._check(lib.kvs_pager_end(self.ptr, n_rows))
+        status = lib.kvs_pager_end(self.ptr, n_rows)
+        if status < 0:
+            self._check(status)
 
     def truncate(self, seq: Seq, n_tokens: int) -> None:
         """Keep the first ``n_tokens`` tokens of the sequence."""
@@ -171,7 +176,10 @@ class Pager(Handle):
     @property
     def traffic(self) -> Traffic:
         """The counters that every pass is measured by."""
-        out = self._read()
+        out = self._now
+        status = lib.kvs_pager_get_info(self.ptr, out)
+        if status < 0:
+            self._check(status)
         return Traffic(out.streamed_bytes, out.loaded_bytes, out.copies, out.stall_ns)
 
     @property
@@ -198,9 +206,11 @@ class Pager(Handle):
         )
 
     def _read(self) -> Any:
-        out = make_struct("kvs_pager_info")
-        self._check(lib.kvs_pager_get_info(self.ptr, out))
-        return out
+        """The counters as they are, until they are read again."""
+        status = lib.kvs_pager_get_info(self.ptr, self._now)
+        if status < 0:
+            self._check(status)
+        return self._now
 
     def check_integrity(self) -> None:
         """Recompute every invariant. Raises ``IntegrityError``."""

@@ -134,7 +134,9 @@ class State(Handle):
 
     def accept(self, seq: Seq, n_rows: int) -> None:
         """End the pass that has run: its first ``n_rows`` rows belong to the sequence. 0 gives it up."""
-        self._check(lib.kvs_state_accept(self.ptr, seq.ptr, n_rows))
+        status = lib.kvs_state_accept(self.ptr, seq.ptr, n_rows)
+        if status < 0:
+            self._check(status)
 
     def truncate(self, seq: Seq, n_tokens: int) -> None:
         """Follow a sequence that was truncated. Raises ``NotFound`` before ``folded_tokens``."""

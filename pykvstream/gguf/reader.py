@@ -15,7 +15,7 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Final, TypeVar, cast
+from typing import Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -87,7 +87,7 @@ class GgufFile:
         To read what is gone would end the process with SIGBUS.
         """
         for path, data in zip(self.paths, self._data or (), strict=False):
-            mapping = cast(mmap.mmap, cast(memoryview, data.base).obj)
+            mapping: mmap.mmap = data.base.obj  # type: ignore[union-attr]
             if mapping.size() < data.size:
                 raise DeviceError(f"{path} was cut to {mapping.size()} bytes while it was open, need {data.size}")
 

@@ -46,6 +46,8 @@ class Phase(Enum):
     PREFILL = 0
     DECODE = 1
 
+    __hash__ = object.__hash__  # that of enumerations is a function in Python; members are single objects
+
 
 @dataclass(frozen=True, slots=True)
 class TargetOptions:

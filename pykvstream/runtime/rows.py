@@ -41,8 +41,9 @@ class LogitRows:
 
     def all(self) -> NDArray[np.float32]:
         """All rows. Raises ``Stale`` where the device has begun another pass since they were computed."""
-        for i in range(len(self)):
-            self._fetch(i)
+        if self._reader is not None:
+            for i in range(len(self)):
+                self._fetch(i)
         return self._here
 
     def _fetch(self, i: int) -> NDArray[np.float32]:
