@@ -318,6 +318,9 @@ static kvs_status replay(kvs_binding *binding, const kvs_pass_desc *pass)
         status = status == KVS_OK ? submitted : status;
         if (status == KVS_OK) {
             binding->begun = PASS_UNDER_WAY;
+            if (binding->pager != NULL) {
+                kvs_pager_publish_due(binding->pager);
+            }
             return KVS_OK;
         }
     }

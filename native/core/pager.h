@@ -33,4 +33,7 @@ kvs_status kvs_pager_acquire_wave(kvs_pager *pager, uint32_t layer, uint64_t pag
 /* Every reader of the wave has finished. errors: EIO; EINVAL */
 kvs_status kvs_pager_release_wave(kvs_pager *pager, uint32_t layer, uint64_t page_begin, uint64_t page_end);
 
+/* A pass is under way on the device: rows of the last one that are not on their way to history are sent. */
+void kvs_pager_publish_due(kvs_pager *pager);
+
 #endif

@@ -294,7 +294,7 @@ static kvs_status end_pass(kvs_pager *pager, uint32_t n_rows)
     for (uint32_t layer = 0; layer < pager->n_layers; layer++) {
         kvs_pager_forget_pages(pager, layer, n_pages, pager->active_pages);
     }
-    return kvs_pager_publish(pager, pager->tail_first, n_pages);
+    return kvs_pager_publish_later(pager, pager->tail_first, n_pages);
 }
 
 kvs_status kvs_pager_end(kvs_pager *pager, uint32_t n_rows)

@@ -90,9 +90,12 @@ static kvs_status queue_rows(kvs_pager *pager, uint64_t first_page, uint64_t end
     struct batch batch = {.pager = pager};
     for (uint32_t layer = 0; layer < pager->n_layers; layer++) {
         for (uint64_t page = first_page; page < end_page; page++) {
+            const uint64_t rows = rows_in_page(pager, page);
+            if (rows == 0) {
+                continue;
+            }
             kvs_page_view view;
             kvs_status status = kvs_seq_view_page(pager->current, page, &view);
-            uint64_t rows = rows_in_page(pager, page);
             if (status == KVS_OK && view.published_rows < rows) {
                 status = add_rows(&batch, layer, page, &view, view.published_rows, rows);
             }
@@ -110,18 +113,42 @@ kvs_status kvs_pager_publish(kvs_pager *pager, uint64_t first_page, uint64_t end
 {
     atomic_store(&pager->publishes.failed, 0);
     pager->has_pending = true;
+    pager->is_due = false;
     pager->pending_first_page = first_page;
     pager->pending_end_page = end_page;
     kvs_status status = queue_rows(pager, first_page, end_page);
     if (status != KVS_OK) {
+        kvs_device_note_copy_failure(pager->device);
         atomic_store(&pager->publishes.failed, (int)status);
     }
     return status;
 }
 
+kvs_status kvs_pager_publish_later(kvs_pager *pager, uint64_t first_page, uint64_t end_page)
+{
+    if (kvs_device_backend(pager->device).backend->pass_submit == NULL) {
+        return kvs_pager_publish(pager, first_page, end_page);
+    }
+    atomic_store(&pager->publishes.failed, 0);
+    pager->has_pending = true;
+    pager->is_due = true;
+    pager->pending_first_page = first_page;
+    pager->pending_end_page = end_page;
+    return KVS_OK;
+}
+
+/* What could not be queued is repeated by whoever waits. */
+void kvs_pager_publish_due(kvs_pager *pager)
+{
+    if (pager->has_pending && pager->is_due) {
+        (void)kvs_pager_publish(pager, pager->pending_first_page, pager->pending_end_page);
+    }
+}
+
 static kvs_status wait_published(kvs_pager *pager)
 {
     kvs_ticket *ticket = &pager->publishes;
+    kvs_pager_publish_due(pager);
     kvs_status status = kvs_device_wait_counter(pager->device, &ticket->done, ticket->submitted, NULL);
     int failed = atomic_exchange(&ticket->failed, 0);
     return status != KVS_OK ? status : (kvs_status)failed;

@@ -106,6 +106,7 @@ struct kvs_pager {
     kvs_ticket loads;
     kvs_ticket publishes;
     bool has_pending; /* rows of the current sequence are on their way to history */
+    bool is_due;      /* and have not been queued: the next pass, once it is under way, or whoever waits for them does it */
     uint64_t pending_first_page;
     uint64_t pending_end_page;
 
@@ -164,6 +165,9 @@ kvs_status kvs_pager_check_rows(const kvs_pager *pager, const kvs_seq *seq, uint
 /* pager_publish.c */
 /* Queue rows of the pages [first, end) of the current sequence that history does not have. */
 kvs_status kvs_pager_publish(kvs_pager *pager, uint64_t first_page, uint64_t end_page);
+/* The same once the next pass is under way, on a device that works by itself then: it would wait for so many short copies that
+ * are given to the driver before it. Elsewhere at once. */
+kvs_status kvs_pager_publish_later(kvs_pager *pager, uint64_t first_page, uint64_t end_page);
 /* Wait until what was queued is in history, trying once more after a failure, and say so in the page columns. */
 kvs_status kvs_pager_settle(kvs_pager *pager);
 /* May a pass of n_rows over this sequence begin while rows are still on their way? */
