@@ -27,12 +27,14 @@ def new_cell(kind: str, drop: Callable[[Any], None]) -> Any:
 class Handle:
     """Owns one C pointer. Subclasses pass the pointer and the C function that releases it, or a cell alone."""
 
-    __slots__ = ("__weakref__", "_guard", "_is_cell")
+    __slots__ = ("__weakref__", "_guard", "_is_cell", "known")
 
     def __init__(self, pointer: Any, release: Callable[[Any], None] | None = None) -> None:
         self._is_cell = release is None
         # The C function itself is the destructor: an interrupt can strike only before or after it.
         self._guard = pointer if release is None else ffi.gc(pointer, release)
+        self.known: Any = self._guard[0] if self._is_cell else self._guard
+        """What ``ptr`` returns, None once it may raise: ``handle.known or handle.ptr`` spares calls of every token."""
 
     def __del__(self) -> None:
         if getattr(self, "_guard", None) is not None:
@@ -52,6 +54,7 @@ class Handle:
 
     def close(self) -> None:
         """Give the C object back. A second call does nothing."""
+        self.known = None
         guard, self._guard = self._guard, None
         if guard is not None:
             ffi.release(guard)
@@ -59,6 +62,7 @@ class Handle:
     def _detach(self) -> Any:
         """Take the pointer out, for a C call that consumes it."""
         pointer = self.ptr
+        self.known = None
         if self._is_cell:
             self._guard[0] = ffi.NULL
         else:

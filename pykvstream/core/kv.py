@@ -334,7 +334,7 @@ class Seq(Handle):
     @property
     def n_tokens(self) -> int:
         """Committed tokens: what ``info`` says of them, at less cost."""
-        status = lib.kvs_seq_get_info(self.ptr, self._now)
+        status = lib.kvs_seq_get_info(self.known or self.ptr, self._now)
         if status < 0:
             self._check(status)
         n_tokens: int = self._now.committed_tokens

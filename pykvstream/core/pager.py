@@ -135,13 +135,13 @@ class Pager(Handle):
 
     def begin(self, seq: Seq, n_rows: int) -> None:
         """Open a pass over ``n_rows`` new rows."""
-        status = lib.kvs_pager_begin(self.ptr, seq.ptr, n_rows)
+        status = lib.kvs_pager_begin(self.known or self.ptr, seq.known or seq.ptr, n_rows)
         if status < 0:
             self._check(status)
 
     def end(self, n_rows: int) -> None:
         """Commit the first ``n_rows`` rows of the open pass; 0 aborts it."""
-        status = lib.kvs_pager_end(self.ptr, n_rows)
+        status = lib.kvs_pager_end(self.known or self.ptr, n_rows)
         if status < 0:
             self._check(status)
 
@@ -177,7 +177,7 @@ class Pager(Handle):
     def traffic(self) -> Traffic:
         """The counters that every pass is measured by."""
         out = self._now
-        status = lib.kvs_pager_get_info(self.ptr, out)
+        status = lib.kvs_pager_get_info(self.known or self.ptr, out)
         if status < 0:
             self._check(status)
         return Traffic(out.streamed_bytes, out.loaded_bytes, out.copies, out.stall_ns)

@@ -134,7 +134,7 @@ class State(Handle):
 
     def accept(self, seq: Seq, n_rows: int) -> None:
         """End the pass that has run: its first ``n_rows`` rows belong to the sequence. 0 gives it up."""
-        status = lib.kvs_state_accept(self.ptr, seq.ptr, n_rows)
+        status = lib.kvs_state_accept(self.known or self.ptr, seq.known or seq.ptr, n_rows)
         if status < 0:
             self._check(status)
 

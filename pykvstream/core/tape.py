@@ -288,7 +288,7 @@ class Binding(Handle):
         desc = self._fill(tokens, out_rows, outputs, cancel, positions, state, inputs, has_front=has_front)
         # Held before it begins: what an interrupt then leaves behind is still there when the pass is given up.
         self._held = (tokens, out_rows, outputs, cancel, positions, state, inputs)
-        status = lib.kvs_binding_begin(self.ptr, desc)
+        status = lib.kvs_binding_begin(self.known or self.ptr, desc)
         if status < 0:
             self._held = ()
             check(status, self._device.ptr)
@@ -329,17 +329,17 @@ class Binding(Handle):
         desc.n_out_rows = len(out_rows)
         desc.n_outputs = len(outputs)
         desc.out_rows = ffi.from_buffer(_WORDS, out_rows)
-        desc.cancel = cancel.cell
+        desc.cancel = cancel._cell
         desc.positions = ffi.NULL if positions is None else ffi.from_buffer(_WORDS, positions)
         desc.n_axes = n_axes
-        desc.state = ffi.NULL if state is None else state.ptr
+        desc.state = ffi.NULL if state is None else state.known or state.ptr
         desc.n_inputs = len(inputs)
         desc.flags = lib.KVS_PASS_FRONT if has_front else 0
         return desc
 
     def end(self) -> None:
         """Wait for the pass that has begun; its outputs are written then. Raises as ``run``."""
-        status = lib.kvs_binding_end(self.ptr)
+        status = lib.kvs_binding_end(self.known or self.ptr)
         self._held = ()
         if status < 0:
             check(status, self._device.ptr)

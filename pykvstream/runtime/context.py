@@ -215,4 +215,4 @@ class Context:
     @property
     def closed(self) -> bool:
         first, *others = self.parts
-        return first.seq.closed and all(part.seq.closed for part in others)
+        return first.seq.known is None and all(part.seq.closed for part in others)

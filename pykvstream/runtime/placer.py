@@ -27,6 +27,7 @@ class Placer:
     def __init__(self, plan: PhasePlan, run_pages: int, apply: Callable[[Placement], None]) -> None:
         self._config = PolicyConfig(run_pages=run_pages)
         self._state = initialize(self._config, plan.pool)
+        self._lowest_resident = self._state.lowest_resident
         self._max_rows = plan.max_rows
         self._apply = apply
         self._epoch = 0
@@ -39,7 +40,7 @@ class Placer:
 
     def prepare(self, active_pages: int, n_rows: int) -> None:
         """Before a decode pass that reaches ``active_pages``: place anew where the policy says so."""
-        self.is_watching = active_pages > self._state.lowest_resident or self._feedback is not None
+        self.is_watching = active_pages > self._lowest_resident or self._feedback is not None
         if not self.is_watching:
             self._seen = None
             return
@@ -55,6 +56,7 @@ class Placer:
             self._epoch += 1
             self._seen = None
         self._state = decision.next
+        self._lowest_resident = self._state.lowest_resident
 
     def observe(self, load_ns: int, pager: PagerInfo, now: float) -> None:
         """After a decode pass that was to be watched: nanoseconds of copies to the device, the pager's counters, and

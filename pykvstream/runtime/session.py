@@ -334,7 +334,7 @@ class TokenSession:
         if phase is Phase.PREFILL and n_cached < self.n_cached:
             self._target.go_back(self._context, n_cached)
         widest = Phase.PREFILL if Phase.PREFILL.value in self._ran[n_cached:] else phase
-        checkpoint = self._target.checkpoint(self._context, widest, int(ids.size))
+        checkpoint = self._target.checkpoint(self._context, widest, n_cached, int(ids.size))
         try:
             passes = self._passes(n_cached, ids, first_out, rows, phase, on_progress, ends, may_keep=may_keep)
             self._call = self._target.call = Call(threading.get_ident(), passes, self._cancel)
@@ -372,12 +372,13 @@ class TokenSession:
         done = 0
         while done < ids.size:
             # Anew for each pass: on_progress may have used another session.
-            self._target.require_open()
+            if done:
+                self._target.require_open()
             now, n_left = self._next_phase(position, phase, int(ids.size) - done, ends)
             if now is Phase.PREFILL and (position in ends or self._is_decoded(position)):
                 self._target.keep(self._context)
             self._target.enter(now)
-            n = self._target.chunk_rows(now, position, n_left)
+            n = 1 if n_left == 1 else self._target.chunk_rows(now, position, n_left)
             first = max(first_out - done, 0)
             wanted = _FIRST_ROW if n == 1 and first == 0 else np.arange(first, n, dtype=np.uint32)
             begin = max(done - first_out, 0)

@@ -448,11 +448,11 @@ class Target:
         for part, own in self._each(context):
             part.forget(own, beyond)
 
-    def checkpoint(self, context: Context, phase: Phase, n_tokens: int) -> tuple[Checkpoint, ...]:
-        """What it takes to go back after running ``n_tokens``: an image of each part's state where its log will not
-        do."""
+    def checkpoint(self, context: Context, phase: Phase, n_cached: int, n_tokens: int) -> tuple[Checkpoint, ...]:
+        """What it takes to go back to ``n_cached`` tokens, where all parts are, after running ``n_tokens``: an image of
+        each part's state where its log will not do."""
         if phase is Phase.DECODE and n_tokens <= self.blueprint.log_rows:
-            return tuple([Checkpoint(own.seq.n_tokens, None) for own in context.parts])
+            return (Checkpoint(n_cached, None),) * len(self.parts)
         return tuple(own.checkpoint() for own in context.parts)
 
     def restore(self, context: Context, checkpoint: tuple[Checkpoint, ...]) -> None:
