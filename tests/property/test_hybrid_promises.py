@@ -17,6 +17,7 @@ import numpy.typing as npt
 import pytest
 
 from pykvstream.core.device import Device, HookPoint
+from pykvstream.core.state import State
 from pykvstream.engine import Session
 from pykvstream.errors import Busy, Cancelled, InvalidArgument, KvStreamError, NotFound
 from pykvstream.gguf import GgmlType, GgufFile
@@ -230,11 +231,30 @@ def test_an_interrupt_between_commit_and_accept_loses_nothing(
         assert step(child).tobytes() == expected
 
 
-def interrupt(context: PartContext, n_rows: int) -> None:
+def interrupt(context: PartContext | State, *arguments: object) -> None:
     raise KeyboardInterrupt
 
 
+def test_what_an_interrupt_of_a_truncation_left_is_looked_for(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys and values are cut by then, the state is not; both forks ended their last call well."""
+    with session.fork() as plain, session.fork() as child:
+        for each in (plain, child):
+            each.forward([3, 1, 4], phase=Phase.DECODE)
+        n_kept = len(plain.tokens) - 1
+        plain.truncate(n_kept)
+        with monkeypatch.context() as patched:
+            patched.setattr(State, "truncate", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                child.truncate(n_kept)
+        child.truncate(n_kept)
+        expected = plain.forward([5], phase=Phase.DECODE).tobytes()
+        assert child.forward([5], phase=Phase.DECODE).tobytes() == expected
+
+
 def cut_behind_the_back_of_the_state(rig: Rig, session: TokenSession, n_tokens: int) -> None:
+    rig.target.recover(session._context)  # as every call begins, that of the interrupt too
     rig.target.parts[-1].pager.truncate(session._context.parts[0].seq, n_tokens)
 
 
