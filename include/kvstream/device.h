@@ -112,7 +112,7 @@ typedef struct kvs_device_info {
     uint32_t arch;               /* of the card, 90 for sm_90; else 0 */
     char name[64];
     uint32_t is_lost;            /* a wait for the card has found no end, and it has not been found to have finished since */
-    uint32_t reserved;
+    uint32_t maps_history;       /* of a card: kernels of decoding write rows to host history; else copies bring them there */
     uint64_t n_left;             /* pieces of memory that were not freed because a lost card may still use them */
     uint64_t left_bytes;         /* their bytes, device and pinned host memory together */
 } kvs_device_info;

@@ -90,7 +90,8 @@ typedef struct kvs_backend {
                           uint32_t first_row, uint32_t n_rows, float *k, float *v);
     /* Begin and end a pass: workers may spin between operations in between. Where operations cannot reach host memory, the
      * beginning brings what the step names to the device and lets the step name it there. Operations may be under way until the
-     * end, which waits for them; of a whole pass the caller has the outputs then. A pass that has not begun does not end. */
+     * end, which waits for them; of a whole pass the caller has the outputs then. A pass that has not begun does not end.
+     * The beginning may set `writes_history`: KV_WRITE then stores rows to host history too, where copies find them from the end on. */
     kvs_status (*pass_begin)(void *self, struct kvs_step *step);
     /* Behind the last operation: have the device do all of the pass without the host, which comes back for its end. NULL: a pass
      * ends where its last operation does. A pass that failed, before or here, is not whole, and still ends. */

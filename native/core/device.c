@@ -214,6 +214,7 @@ kvs_status kvs_device_get_info(kvs_device *device, kvs_device_info *info)
     info->memory_free_bytes = 0;
     info->arch = 0;
     info->is_lost = 0;
+    info->maps_history = 0;
     info->n_left = 0;
     info->left_bytes = 0;
     memset(info->name, 0, sizeof info->name);

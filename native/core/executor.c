@@ -284,6 +284,16 @@ static kvs_status run_ops(const kvs_binding *binding, const kvs_pass_desc *pass,
     return KVS_OK;
 }
 
+/* Whether every pass of the tape writes the rows of all layers, of which operations come in rising order. */
+static bool writes_all_layers(const kvs_binding *binding, uint32_t n_layers)
+{
+    uint32_t next = 0;
+    for (uint32_t i = 0; i < binding->tape->n_ops; i++) {
+        next += binding->ops[i].code == KVS_OP_KV_WRITE && binding->ops[i].layer == next;
+    }
+    return next == n_layers;
+}
+
 /* The pass ends on the device, well or not. */
 static kvs_status finish(kvs_binding *binding, kvs_status status)
 {
@@ -297,6 +307,9 @@ static kvs_status finish(kvs_binding *binding, kvs_status status)
         binding->n_rows = step->n_rows;
         binding->n_out_rows = step->n_out_rows;
         binding->had_front = step->has_front;
+    }
+    if (status == KVS_OK && step->writes_history) {
+        kvs_pager_note_written(binding->pager);
     }
     kvs_timeline_end(binding->device, binding->begin_ns,
                      (kvs_event){.kind = KVS_EVENT_REPLAY, .first = step->first_token, .n_rows = step->n_rows});
@@ -378,6 +391,7 @@ kvs_status kvs_binding_begin(kvs_binding *binding, const kvs_pass_desc *pass)
                                       .deltas = deltas,
                                       .n_deltas = binding->tape->n_deltas,
                                       .is_resident = view.is_resident,
+                                      .history = writes_all_layers(binding, view.n_layers) ? view.history : NULL,
                                       .binding = binding->id,
                                       .out_rows = pass->out_rows,
                                       .outputs = pass->outputs,

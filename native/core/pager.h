@@ -15,11 +15,15 @@ typedef struct kvs_pass_view {
     uint64_t n_rewrites;
     uint64_t active_pages;              /* per layer */
     bool is_resident;                   /* no page comes through the ring */
+    const kvs_history_view *history;    /* [n_layers] where rows go; NULL: they touch more than KVS_HISTORY_PAGES pages */
     const uint64_t *const *page_tables; /* [layer][active_pages]; entries are valid between acquire and release */
 } kvs_pass_view;
 
 /* errors: EBUSY no pass is open */
 kvs_status kvs_pager_view_pass(kvs_pager *pager, kvs_pass_view *view);
+
+/* The operations of the open pass have written its rows to host history, of every layer: what is committed of them needs no copies. */
+void kvs_pager_note_written(kvs_pager *pager);
 
 kvs_device *kvs_pager_device(const kvs_pager *pager);
 

@@ -222,6 +222,7 @@ static kvs_status begin_pass(kvs_pager *pager, kvs_seq *seq, uint32_t n_rows)
         return status;
     }
     pager->is_in_pass = true;
+    pager->is_written = false;
     pager->released_ns = 0;
     pager->gap_ns = 0;
     pager->peak_pages = 0;
@@ -245,6 +246,35 @@ kvs_status kvs_pager_begin(kvs_pager *pager, kvs_seq *seq, uint32_t n_rows)
     return status;
 }
 
+/* Where the rows go that the pass appends, in records of the current sequence's own. */
+static kvs_status view_history(kvs_pager *pager, const kvs_history_view **history)
+{
+    *history = NULL;
+    if (pager->active_pages - pager->tail_first > KVS_HISTORY_PAGES) {
+        return KVS_OK;
+    }
+    for (uint32_t layer = 0; layer < pager->n_layers; layer++) {
+        kvs_history_view *to = &pager->history[layer];
+        *to = (kvs_history_view){.record_bytes = kvs_cache_record(pager->cache, layer)->record_bytes};
+        for (uint64_t page = pager->tail_first; page < pager->active_pages; page++) {
+            kvs_page_view view;
+            const kvs_status status = kvs_seq_view_page(pager->current, page, &view);
+            if (status != KVS_OK) {
+                return status;
+            }
+            to->host_base[page - pager->tail_first] = kvs_host_base(view.host);
+            to->host_offset[page - pager->tail_first] = kvs_page_host_offset(pager->cache, &view, layer);
+        }
+    }
+    *history = pager->history;
+    return KVS_OK;
+}
+
+void kvs_pager_note_written(kvs_pager *pager)
+{
+    pager->is_written = pager->is_in_pass;
+}
+
 kvs_status kvs_pager_view_pass(kvs_pager *pager, kvs_pass_view *view)
 {
     if (!pager->is_in_pass) {
@@ -259,7 +289,7 @@ kvs_status kvs_pager_view_pass(kvs_pager *pager, kvs_pass_view *view)
                             .active_pages = pager->active_pages,
                             .is_resident = pager->pass_end_demand == 0,
                             .page_tables = pager->tables};
-    return KVS_OK;
+    return view_history(pager, &view->history);
 }
 
 static kvs_status end_pass(kvs_pager *pager, uint32_t n_rows)
@@ -294,7 +324,7 @@ static kvs_status end_pass(kvs_pager *pager, uint32_t n_rows)
     for (uint32_t layer = 0; layer < pager->n_layers; layer++) {
         kvs_pager_forget_pages(pager, layer, n_pages, pager->active_pages);
     }
-    return kvs_pager_publish_later(pager, pager->tail_first, n_pages);
+    return kvs_pager_publish_pass(pager, pager->tail_first, n_pages);
 }
 
 kvs_status kvs_pager_end(kvs_pager *pager, uint32_t n_rows)

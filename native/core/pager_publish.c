@@ -1,6 +1,7 @@
 /* pager_publish.c: committed rows go to host history by copies out of their device pages. A page column counts as published
  * only when its copies are known to have ended well; until then its rows stay on the device, so a failed copy can be
  * repeated and nothing is lost. */
+#include "core/history.h"
 #include "core/pager_state.h"
 
 #include <stdio.h>
@@ -164,6 +165,58 @@ static kvs_status mark_published(kvs_pager *pager)
         }
     }
     return KVS_OK;
+}
+
+/* Whether history has all rows of the pages, those of the newest pass by its own writing. */
+static bool has_all_rows(const kvs_pager *pager, uint64_t first_page, uint64_t end_page)
+{
+    for (uint64_t page = first_page; page < end_page; page++) {
+        const uint64_t first = page * KVS_PAGE_TOKENS;
+        const uint64_t before = pager->pass_first > first ? pager->pass_first - first : 0;
+        kvs_page_view view;
+        if (kvs_seq_view_page(pager->current, page, &view) != KVS_OK || view.published_rows < before) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Of rows that the pass has written: what their copies would have been counted as. */
+static void count_rows(kvs_pager *pager, uint64_t page)
+{
+    kvs_page_view view;
+    if (kvs_seq_view_page(pager->current, page, &view) != KVS_OK || rows_in_page(pager, page) <= view.published_rows) {
+        return;
+    }
+    for (uint32_t layer = 0; layer < pager->n_layers; layer++) {
+        const kvs_record_info *record = kvs_cache_record(pager->cache, layer);
+        const kvs_copy place = {.host_base = kvs_host_base(view.host),
+                                .host_offset = kvs_page_host_offset(pager->cache, &view, layer),
+                                .n_bytes = record->record_bytes,
+                                .n_pieces = 1};
+        uint64_t row_bytes = 0;
+        for (uint32_t plane = 0; plane < KVS_N_PLANES; plane++) {
+            row_bytes += record->plane_row_bytes[plane];
+        }
+        kvs_histories_touch(kvs_device_histories(pager->device), &place);
+        pager->published_bytes += (rows_in_page(pager, page) - view.published_rows) * row_bytes *
+                                  kvs_cache_layer(pager->cache, layer)->n_kv_heads;
+    }
+}
+
+kvs_status kvs_pager_publish_pass(kvs_pager *pager, uint64_t first_page, uint64_t end_page)
+{
+    if (!pager->is_written || !has_all_rows(pager, first_page, end_page)) {
+        return kvs_pager_publish_later(pager, first_page, end_page);
+    }
+    for (uint64_t page = first_page; page < end_page; page++) {
+        count_rows(pager, page);
+    }
+    pager->pending_first_page = first_page;
+    pager->pending_end_page = end_page;
+    const kvs_status status = mark_published(pager);
+    pager->has_pending = status != KVS_OK;
+    return status;
 }
 
 /* A pass that only adds rows to the page whose rows are under way, and that nobody shares, needs none of them in history:

@@ -86,6 +86,8 @@ struct kvs_pager {
     uint64_t active_pages;
     uint64_t pass_end_demand; /* ring number behind the pass */
     kvs_pass_layer *pass;  /* [n_layers] */
+    kvs_history_view *history; /* [n_layers]: of the pass */
+    bool is_written;           /* history has the rows of the pass */
     const uint64_t **tables; /* [n_layers] into pass[].page_table */
 
     /* Demands of the next pass that are already submitted. */
@@ -168,6 +170,9 @@ kvs_status kvs_pager_publish(kvs_pager *pager, uint64_t first_page, uint64_t end
 /* The same once the next pass is under way, on a device that works by itself then: it would wait for so many short copies that
  * are given to the driver before it. Elsewhere at once. */
 kvs_status kvs_pager_publish_later(kvs_pager *pager, uint64_t first_page, uint64_t end_page);
+/* Behind a pass: as that, but where operations have written its rows to history, and history lacks none before them, these count at
+ * once. */
+kvs_status kvs_pager_publish_pass(kvs_pager *pager, uint64_t first_page, uint64_t end_page);
 /* Wait until what was queued is in history, trying once more after a failure, and say so in the page columns. */
 kvs_status kvs_pager_settle(kvs_pager *pager);
 /* May a pass of n_rows over this sequence begin while rows are still on their way? */

@@ -86,6 +86,15 @@ typedef struct kvs_rows_shape {
     uint32_t is_front; /* written in passes with KVS_PASS_FRONT alone */
 } kvs_rows_shape;
 
+/* Where the rows of a pass go in host history, of one layer: the records of the first and the second page that they touch, as copies
+ * name them. */
+#define KVS_HISTORY_PAGES 2u
+typedef struct kvs_history_view {
+    uint64_t host_base[KVS_HISTORY_PAGES]; /* 0: the pass has no such page */
+    uint64_t host_offset[KVS_HISTORY_PAGES];
+    uint64_t record_bytes;
+} kvs_history_view;
+
 /* One pass as operations see it. */
 struct kvs_step {
     uint32_t n_rows;
@@ -110,6 +119,8 @@ struct kvs_step {
     const kvs_delta_view *deltas;       /* [recurrent layer] */
     uint32_t n_deltas;
     bool is_resident;                   /* no page comes through a ring */
+    const kvs_history_view *history;    /* [n_layers]; NULL: the pass does not write rows of all layers, or too many pages */
+    bool writes_history;                /* set by pass_begin: of a whole pass, history has the rows of every layer */
     uint64_t binding;                   /* whose operations these are, never the same for two; 0: a prompt's, whose passes differ */
 };
 

@@ -43,6 +43,7 @@ typedef struct kvs_kv_write_params {
     unsigned long long page_table;
     unsigned long long first_token; /* of row 0; where `step` is 0 */
     unsigned long long step;        /* kvs_step_words, or 0 */
+    unsigned long long record;      /* kvs_step_record of the layer, or 0: rows go to the device alone */
     unsigned int k_stride;
     unsigned int v_stride;
     unsigned int n_rows;

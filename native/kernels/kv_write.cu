@@ -1,4 +1,5 @@
-/* kv_write.cu: encode rows of k and v into the page records of their tokens, to the byte as the host encodes them.
+/* kv_write.cu: encode rows of k and v into the page records of their tokens, to the byte as the host encodes them, and store them there
+ * and, where the pass names records of host history, there too: mapped memory, whole for host and copies when the pass has ended.
  *
  * Kernel: kv_write. Argument: kvs_kv_write_params. Architecture: sm_75.
  * Macros: KVS_TYPE_K, KVS_TYPE_V (numbers of kvs_type), KVS_DIM_K, KVS_DIM_V (multiples of 32).
@@ -135,7 +136,17 @@ template <int TYPE> __device__ inline block_codes quantize(float x)
     return codes;
 }
 
-template <int TYPE> __device__ inline void store_integers(float x, kvs_u8 *codes, kvs_u8 *high, kvs_u8 *scales)
+/* To the device's record and, where it lies `apart` bytes from there, to that of host history. */
+template <typename T> __device__ inline void store_both(kvs_u8 *at, kvs_u64 apart, T value)
+{
+    *(T *)at = value;
+    if (apart != 0) {
+        *(T *)((kvs_u64)at + apart) = value;
+    }
+}
+
+template <int TYPE>
+__device__ inline void store_integers(float x, kvs_u8 *codes, kvs_u8 *high, kvs_u8 *scales, kvs_u64 apart)
 {
     typedef kvs_kv_traits<TYPE> traits;
     const kvs_u32 lane = threadIdx.x % 32;
@@ -145,36 +156,38 @@ template <int TYPE> __device__ inline void store_integers(float x, kvs_u8 *codes
     const kvs_u32 high_bits = __ballot_sync(KVS_FULL_WARP, (block.quant >> 4 & 1u) != 0);
     const kvs_u32 above = __shfl_sync(KVS_FULL_WARP, block.quant, lane + 16 & 31u);
     if (!traits::is_nibbles) {
-        codes[lane] = (kvs_u8)block.quant;
+        store_both(codes + lane, apart, (kvs_u8)block.quant);
     } else if (lane < 16) {
-        codes[lane] = (kvs_u8)((block.quant & 15u) | (above & 15u) << 4);
+        store_both(codes + lane, apart, (kvs_u8)((block.quant & 15u) | (above & 15u) << 4));
     }
     if (lane == 0) {
-        *(kvs_u16 *)scales = is_broken ? (kvs_u16)0x7e00u : scale_bits(block.scale);
+        store_both(scales, apart, is_broken ? (kvs_u16)0x7e00u : scale_bits(block.scale));
         if (traits::has_minimum) {
-            *(kvs_u16 *)(scales + 2) = scale_bits(block.minimum);
+            store_both(scales + 2, apart, scale_bits(block.minimum));
         }
         if (traits::has_high) {
-            *(kvs_u32 *)high = high_bits;
+            store_both(high, apart, high_bits);
         }
     }
 }
 
 /* `side` is the side's first byte in the head. */
-template <int TYPE, kvs_u32 DIM> __device__ inline void store_block(float x, kvs_u8 *side, kvs_u32 row, kvs_u32 block)
+template <int TYPE, kvs_u32 DIM>
+__device__ inline void store_block(float x, kvs_u8 *side, kvs_u32 row, kvs_u32 block, kvs_u64 apart)
 {
     typedef kvs_kv_traits<TYPE> traits;
     typedef kvs_kv_side<TYPE, DIM> layout;
     const kvs_u32 lane = threadIdx.x % 32, at = row * layout::n_blocks + block;
     kvs_u8 *codes = side + at * traits::codes_bytes;
     if (TYPE == KVS_KV_F32) {
-        ((float *)codes)[lane] = x;
+        store_both(codes + lane * 4, apart, x);
     } else if (TYPE == KVS_KV_F16) {
-        ((kvs_u16 *)codes)[lane] = kvs_f32_to_f16(x);
+        store_both(codes + lane * 2, apart, (kvs_u16)kvs_f32_to_f16(x));
     } else if (TYPE == KVS_KV_BF16) {
-        ((kvs_u16 *)codes)[lane] = kvs_f32_to_bf16(x);
+        store_both(codes + lane * 2, apart, (kvs_u16)kvs_f32_to_bf16(x));
     } else {
-        store_integers<TYPE>(x, codes, side + layout::high_at + at * 4, side + layout::scales_at + at * traits::scales_bytes);
+        store_integers<TYPE>(x, codes, side + layout::high_at + at * 4, side + layout::scales_at + at * traits::scales_bytes,
+                             apart);
     }
 }
 
@@ -185,18 +198,21 @@ extern "C" __global__ void __launch_bounds__(N_WARPS * 32) kv_write(const kvs_kv
     typedef kvs_kv_side<KVS_TYPE_K, KVS_DIM_K> k_side;
     typedef kvs_kv_side<KVS_TYPE_V, KVS_DIM_V> v_side;
     const kvs_u32 row = blockIdx.x, head = blockIdx.y, lane = threadIdx.x % 32;
-    const kvs_u64 token = (p.step == 0 ? p.first_token : ((const kvs_step_words *)p.step)->first_token) + row;
-    kvs_u8 *record = (kvs_u8 *)((const kvs_u64 *)p.page_table)[token / KVS_PAGE_TOKENS] +
-                     (kvs_u64)head * (k_side::bytes + v_side::bytes);
+    const kvs_u64 first_token = p.step == 0 ? p.first_token : ((const kvs_step_words *)p.step)->first_token;
+    const kvs_u64 token = first_token + row, page = token / KVS_PAGE_TOKENS;
+    const kvs_u64 on_device = ((const kvs_u64 *)p.page_table)[page];
+    const kvs_u64 in_history = p.record == 0 ? 0 : ((const kvs_step_record *)p.record)->host[page - first_token / KVS_PAGE_TOKENS];
+    const kvs_u64 apart = in_history == 0 ? 0 : in_history - on_device;
+    kvs_u8 *record = (kvs_u8 *)on_device + (kvs_u64)head * (k_side::bytes + v_side::bytes);
     const kvs_u32 page_row = (kvs_u32)(token % KVS_PAGE_TOKENS);
     const float *k = (const float *)p.k + (kvs_u64)row * p.k_stride + head * KVS_DIM_K;
     const float *v = (const float *)p.v + (kvs_u64)row * p.v_stride + head * KVS_DIM_V;
     for (kvs_u32 i = threadIdx.x / 32; i < k_side::n_blocks + v_side::n_blocks; i += N_WARPS) {
         if (i < k_side::n_blocks) {
-            store_block<KVS_TYPE_K, KVS_DIM_K>(k[i * 32 + lane], record, page_row, i);
+            store_block<KVS_TYPE_K, KVS_DIM_K>(k[i * 32 + lane], record, page_row, i, apart);
         } else {
             const kvs_u32 block = i - k_side::n_blocks;
-            store_block<KVS_TYPE_V, KVS_DIM_V>(v[block * 32 + lane], record + k_side::bytes, page_row, block);
+            store_block<KVS_TYPE_V, KVS_DIM_V>(v[block * 32 + lane], record + k_side::bytes, page_row, block, apart);
         }
     }
 }

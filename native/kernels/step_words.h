@@ -10,6 +10,12 @@ typedef struct kvs_step_words {
     unsigned long long reserved;
 } kvs_step_words;
 
+/* One attention layer: where host history has the records of the first and the second page that the pass writes to; 0: rows of that
+ * page go there by copies. */
+typedef struct kvs_step_record {
+    unsigned long long host[2];
+} kvs_step_record;
+
 /* One recurrent layer: the part of kvs_delta_view that changes. */
 typedef struct kvs_step_delta {
     unsigned long long matrix_in;

@@ -18,13 +18,14 @@ from pykvstream.runtime.admission import host_memory_available
 
 _GIB = 1 << 30
 _NO_COMPILER = "no compiler for kernels: they must be in the cache or in a pack, or pip install 'pykvstream[cuda]'"
+_COPIES_ROWS = "kernels do not reach host memory: rows go to history by copies"
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceLine:
     """One device: its name for ``--device``, what it is, and why it cannot be used, empty where it can.
 
-    ``note``: what is missing on the way to a first start.
+    ``note``: what is missing on the way to a first start, or goes another way than on other cards.
     """
 
     device: str
@@ -72,7 +73,8 @@ def list_devices() -> list[DeviceLine]:
 
 
 def _of_card(name: str, info: DeviceInfo) -> DeviceLine:
-    note = "" if has_compiler() else _NO_COMPILER
+    notes = ("" if has_compiler() else _NO_COMPILER, "" if info.maps_history else _COPIES_ROWS)
+    note = "; ".join(note for note in notes if note)
     return DeviceLine(name, info.name, info.arch, info.memory_bytes, info.memory_free_bytes, note=note)
 
 

@@ -76,7 +76,8 @@ class DeviceInfo:
     """What a device holds and has done; bytes and counts.
 
     Memory and architecture (90 for sm_90) are a card's, else 0. ``is_lost``: a wait for the card has found no end;
-    ``n_left`` pieces of memory, ``left_bytes``, were not freed since a lost card may still use them.
+    ``n_left`` pieces of memory, ``left_bytes``, were not freed since a lost card may still use them. ``maps_history``:
+    kernels of decoding write rows to host history themselves; else copies bring them there.
     """
 
     n_threads: int
@@ -97,6 +98,7 @@ class DeviceInfo:
     is_lost: bool
     n_left: int
     left_bytes: int
+    maps_history: bool
 
     @property
     def has_own_memory(self) -> bool:
@@ -169,6 +171,7 @@ class Device(Handle):
             is_lost=bool(info.is_lost),
             n_left=info.n_left,
             left_bytes=info.left_bytes,
+            maps_history=bool(info.maps_history),
         )
 
     def set_hook(self, hook: Hook | None) -> None:

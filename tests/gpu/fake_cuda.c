@@ -2,7 +2,7 @@
  * function and which of its calls fails, with which number: "cuMemAlloc_v2 3 2". FAKE_CUDA_ARCH is the card's, 90 by default.
  * FAKE_CUDA_COUNT names a file that receives, when the process ends, how many kernels were launched, how many of them
  * early, how many into a recording and how many of those early, and how many recordings were made, launched and let go.
- * FAKE_CUDA_VERSION is the driver's, 13000 by default.
+ * FAKE_CUDA_VERSION is the driver's, 13000 by default. FAKE_CUDA_MAPS=0: kernels do not reach host memory.
  * FAKE_CUDA_KERNELS: images are paths of kernels compiled for the host (kernel_engine.py), which then run at once, or when their
  * recording is launched, block after block.
  *
@@ -37,6 +37,7 @@ struct copy_2d {
 static int n_calls;
 static int n_kernels, n_early, n_recorded, n_recorded_early, n_made, n_launched, n_destroyed, is_capturing;
 static size_t n_copied;
+static int n_copies_2d;
 static void *captured; /* the stream */
 
 __attribute__((destructor)) static void tell(void)
@@ -74,6 +75,23 @@ static struct stream streams[MAX_STREAMS];
 static struct late late[MAX_LATE];
 static int n_streams, n_late, n_strikes, n_blocks, n_looks;
 static long n_resumed;
+
+/* Registered memory. */
+enum { MAX_RANGES = 1024 };
+struct range { char *begin; size_t bytes; int is_mapped; };
+static struct range ranges[MAX_RANGES];
+
+static struct range *find_range(const void *memory)
+{
+    struct range *found = NULL;
+    pthread_mutex_lock(&lock);
+    for (int i = 0; i < MAX_RANGES && found == NULL; i++) {
+        const size_t at = (size_t)((const char *)memory - ranges[i].begin);
+        found = ranges[i].bytes != 0 && at < ranges[i].bytes ? &ranges[i] : NULL;
+    }
+    pthread_mutex_unlock(&lock);
+    return found;
+}
 
 static int is_nth(const char *variable, const char *name, int *count)
 {
@@ -237,12 +255,44 @@ int cuMemHostRegister_v2(void *memory, size_t bytes, unsigned int flags)
 {
     BEGIN
     const char *limit = getenv("FAKE_CUDA_LOCK");
-    (void)memory; (void)flags;
-    return limit != NULL && bytes > strtoull(limit, NULL, 10) ? 304 : 0;
+    if (limit != NULL && bytes > strtoull(limit, NULL, 10)) {
+        return 304;
+    }
+    pthread_mutex_lock(&lock);
+    for (int i = 0; i < MAX_RANGES; i++) {
+        if (ranges[i].bytes == 0) {
+            ranges[i] = (struct range){memory, bytes, (flags & 2) != 0};
+            break;
+        }
+    }
+    pthread_mutex_unlock(&lock);
+    return 0;
+}
+/* FAKE_CUDA_MAPS=0: kernels do not reach registered memory; 2: they do elsewhere. */
+static int maps(void)
+{
+    const char *text = getenv("FAKE_CUDA_MAPS");
+    return text == NULL ? 1 : atoi(text);
+}
+int cuMemHostGetDevicePointer_v2(address *at, void *memory, unsigned int flags)
+{
+    BEGIN
+    (void)flags;
+    const struct range *range = find_range(memory);
+    *at = (address)memory + (maps() == 2 ? 4096 : 0);
+    return range != NULL && range->is_mapped ? 0 : 1;
 }
 /* What would break a recording, or become part of it unasked. */
 static int disturbs(const void *stream) { return is_capturing && stream == captured ? 900 : 0; }
-int cuMemHostUnregister(void *memory) { needs_rest(__func__); (void)memory; return 0; }
+int cuMemHostUnregister(void *memory)
+{
+    needs_rest(__func__);
+    struct range *range = find_range(memory);
+    if (range != NULL) {
+        range->bytes = 0;
+    }
+    return range == NULL ? 713 : 0;
+}
 int cuStreamDestroy_v2(void *stream) { ((struct stream *)stream)->is_used = 0; return 0; }
 int cuStreamQuery(void *stream) { BEGIN return disturbs(stream) ? 900 : not_ready(__func__, is_stalled(stream)); }
 int cuStreamWaitEvent(void *stream, void *event, unsigned int flags)
@@ -275,7 +325,7 @@ int cuDeviceGetAttribute(int *value, int attribute, int device)
 {
     BEGIN
     (void)device;
-    *value = attribute == 75 ? arch() / 10 : attribute == 76 ? arch() % 10 : attribute == 97 ? 101376 : attribute == 16 ? 8 : 1;
+    *value = attribute == 19 || attribute == 91 ? maps() != 0 : attribute == 75 ? arch() / 10 : attribute == 76 ? arch() % 10 : attribute == 97 ? 101376 : attribute == 16 ? 8 : 1;
     return 0;
 }
 
@@ -309,6 +359,7 @@ int cuMemcpyAsync(address to, address from, size_t bytes, void *stream)
 int cuMemcpy2DAsync_v2(const struct copy_2d *copy, void *stream)
 {
     BEGIN
+    __atomic_add_fetch(&n_copies_2d, 1, __ATOMIC_RELAXED);
     for (size_t row = 0; row < copy->height; row++) {
         move(row == 0 ? __func__ : "", stream, copy->dst + row * copy->dst_pitch, copy->src + row * copy->src_pitch, copy->width, -1);
     }
@@ -522,4 +573,5 @@ void fake_cuda_reset(void)
 int fake_cuda_stalls(void) { return __atomic_load_n(&n_strikes, __ATOMIC_RELAXED); }
 /* Bytes of all cuMemcpyAsync. */
 size_t fake_cuda_copied(void) { return __atomic_load_n(&n_copied, __ATOMIC_RELAXED); }
+int fake_cuda_copies_2d(void) { return __atomic_load_n(&n_copies_2d, __ATOMIC_RELAXED); }
 int fake_cuda_calls(void) { return __atomic_load_n(&n_calls, __ATOMIC_RELAXED); }

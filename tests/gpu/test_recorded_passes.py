@@ -334,7 +334,8 @@ with opened() as model, model.session() as session:
     print(pager.info.published_bytes == before + 203 * of_row)
     model.check_integrity()
 """
-    assert fake.run(code).splitlines() == ["True", "True True", "True", "True"]
+    said = fake.run(code, FAKE_CUDA_MAPS="0").splitlines()
+    assert said == ["True", "True True", "True", "True"]
 
 
 def test_a_card_has_one_pass_under_way(fake: Driver) -> None:

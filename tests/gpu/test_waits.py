@@ -294,7 +294,7 @@ def test_wherever_a_stream_stands_still_the_error_says_so(fake: Driver, call: st
 
 
 # So many launches that the queue of a stream would be full before the pass has ended.
-DEEP = MODEL.replace("n_layers=4", "n_layers=96") + """
+DEEP = MODEL.replace("n_layers=4", "n_layers=112") + """
 import ctypes, os
 fake = ctypes.CDLL("libcuda.so.1")
 with Model.open(path, device="cuda", ctx_size=1000, wait_limit_s=0.05) as model, model.session() as session:

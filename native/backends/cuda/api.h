@@ -27,14 +27,17 @@ enum {
     CU_STREAM_NON_BLOCKING = 1,
     CU_EVENT_DISABLE_TIMING = 2,
     CU_MEM_HOST_PORTABLE = 1,
+    CU_MEM_HOST_MAPPED = 2,
     CU_POINTER_MEMORY_TYPE = 2,
     CU_POINTER_DEVICE_ORDINAL = 9,
     CU_MEMORY_DEVICE = 2,
     CU_MEMORY_UNIFIED = 4,
     CU_ATTRIBUTE_MULTIPROCESSORS = 16,
+    CU_ATTRIBUTE_MAPS_HOST_MEMORY = 19,
     CU_ATTRIBUTE_UNIFIED_ADDRESSING = 41,
     CU_ATTRIBUTE_CAPABILITY_MAJOR = 75,
     CU_ATTRIBUTE_CAPABILITY_MINOR = 76,
+    CU_ATTRIBUTE_HOST_ADDRESSES = 91, /* registered memory has the host's addresses on the card */
     CU_ATTRIBUTE_SHARED_OPTIN = 97,
     CU_CAPTURE_RELAXED = 2,
     CU_FUNCTION_MAX_DYNAMIC_SHARED = 8
@@ -110,6 +113,7 @@ typedef struct cu_launch {
     X(host_free, "cuMemFreeHost", (void *memory))                                                                      \
     X(host_register, "cuMemHostRegister_v2", (void *memory, size_t bytes, unsigned int flags))                         \
     X(host_unregister, "cuMemHostUnregister", (void *memory))                                                          \
+    X(host_address, "cuMemHostGetDevicePointer_v2", (cu_address *address, void *memory, unsigned int flags))           \
     X(copy, "cuMemcpyAsync", (cu_address to, cu_address from, size_t bytes, cu_stream stream))                         \
     X(copy_2d, "cuMemcpy2DAsync_v2", (const cu_copy_2d *copy, cu_stream stream))                                       \
     X(fill, "cuMemsetD8Async", (cu_address address, unsigned char value, size_t bytes, cu_stream stream))              \

@@ -333,6 +333,7 @@ static void describe(void *self, kvs_device_info *info)
     kvs_cuda_waits_describe(&cuda->driver, info);
     info->name[sizeof info->name - 1] = '\0';
     info->arch = cuda->driver.arch;
+    info->maps_history = cuda->driver.maps_history;
     info->memory_bytes = total_bytes;
     info->memory_free_bytes = free_bytes;
     (void)leave(cuda, KVS_OK);

@@ -402,6 +402,15 @@ void kvs_cuda_copies_host_free(kvs_cuda_copies *copies, uint64_t host_base)
     }
 }
 
+uint64_t kvs_cuda_copies_mapped(kvs_cuda_copies *copies, uint64_t host_base, uint64_t offset, uint64_t n_bytes)
+{
+    uint32_t index = 0;
+    lock(copies);
+    const kvs_cuda_host *host = find_host(copies, host_base, &index);
+    unlock(copies);
+    return host == NULL ? 0 : kvs_cuda_host_mapped(host, offset, n_bytes);
+}
+
 /* ---- submission ---- */
 
 static kvs_status check_copy(const kvs_cuda_copies *copies, const kvs_copy *copy, kvs_cuda_host **host)
@@ -470,10 +479,7 @@ static kvs_status look(const _Atomic uint64_t *counter, uint64_t value, const _A
 {
     const bool is_reached = atomic_load_explicit(counter, memory_order_acquire) >= value;
     const int status = failed == NULL ? 0 : atomic_load_explicit(failed, memory_order_acquire);
-    if (status < 0) {
-        return (kvs_status)status;
-    }
-    return is_reached ? KVS_OK : KVS_PENDING;
+    return status < 0 ? (kvs_status)status : is_reached ? KVS_OK : KVS_PENDING;
 }
 
 static uint32_t n_queued(const kvs_cuda_copies *copies)

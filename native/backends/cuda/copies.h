@@ -24,6 +24,8 @@ void kvs_cuda_copies_destroy(kvs_cuda_copies *copies);
 /* As the entries of backend.h. */
 kvs_status kvs_cuda_copies_host_alloc(kvs_cuda_copies *copies, uint64_t n_bytes, uint64_t *host_base);
 void kvs_cuda_copies_host_free(kvs_cuda_copies *copies, uint64_t host_base);
+/* Where kernels find a range of host memory; 0 where they do not, see kvs_cuda_host_mapped. */
+uint64_t kvs_cuda_copies_mapped(kvs_cuda_copies *copies, uint64_t host_base, uint64_t offset, uint64_t n_bytes);
 kvs_status kvs_cuda_copies_submit(kvs_cuda_copies *copies, const kvs_copy *more, uint32_t n_more);
 kvs_status kvs_cuda_copies_wait(kvs_cuda_copies *copies, const _Atomic uint64_t *counter, uint64_t value,
                                 const _Atomic int *failed);

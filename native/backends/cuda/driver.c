@@ -118,12 +118,16 @@ static kvs_status describe(kvs_device *device, kvs_cuda_driver *driver)
     uint32_t major = 0;
     uint32_t minor = 0;
     uint32_t is_unified = 0;
+    uint32_t is_mapped = 0;
+    uint32_t has_host_addresses = 0;
     const struct {
         int attribute;
         uint32_t *value;
     } wanted[] = {{CU_ATTRIBUTE_CAPABILITY_MAJOR, &major},
                   {CU_ATTRIBUTE_CAPABILITY_MINOR, &minor},
                   {CU_ATTRIBUTE_UNIFIED_ADDRESSING, &is_unified},
+                  {CU_ATTRIBUTE_MAPS_HOST_MEMORY, &is_mapped},
+                  {CU_ATTRIBUTE_HOST_ADDRESSES, &has_host_addresses},
                   {CU_ATTRIBUTE_MULTIPROCESSORS, &driver->n_sm},
                   {CU_ATTRIBUTE_SHARED_OPTIN, &driver->shared_bytes}};
     for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++) {
@@ -133,6 +137,7 @@ static kvs_status describe(kvs_device *device, kvs_cuda_driver *driver)
         }
     }
     driver->arch = major * 10 + minor;
+    driver->maps_history = is_mapped != 0 && has_host_addresses != 0;
     if (driver->arch < KVS_CUDA_MIN_ARCH) {
         return kvs_fail(device, KVS_EUNSUPPORTED, "the card is an sm_%u, the oldest that is supported is sm_%u", driver->arch,
                         KVS_CUDA_MIN_ARCH);

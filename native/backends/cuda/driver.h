@@ -23,6 +23,7 @@ typedef struct kvs_cuda_driver {
     uint32_t arch;
     uint32_t n_sm;
     uint32_t shared_bytes;
+    bool maps_history; /* kernels reach registered host memory, where it lies for the host */
     uint32_t version; /* of CUDA, 12030 for 12.3 */
     struct kvs_cuda_waits *waits; /* waits.h; NULL: none are made yet, or there is no card */
 } kvs_cuda_driver;

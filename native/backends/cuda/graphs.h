@@ -17,7 +17,7 @@ typedef struct kvs_cuda_shape {
     uint32_t n_axes;
     uint32_t has_positions;
     uint32_t has_front;
-    uint32_t reserved;
+    uint32_t has_records;
 } kvs_cuda_shape;
 
 typedef enum kvs_cuda_turn {

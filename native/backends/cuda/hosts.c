@@ -16,10 +16,12 @@
 #define NO_GROUP_LIMIT (UINT64_C(1) << 60)
 #define TRY_BYTES ((uint64_t)64 << 20)
 
+enum { NOT_PINNED = 0, PINNED = 1, MAPPED = 2 };
+
 struct kvs_cuda_host {
     uint8_t *base;
     uint64_t n_bytes;
-    uint8_t is_pinned[]; /* by chunk */
+    _Atomic uint8_t pinned[]; /* by chunk; a copy thread raises it, operations look */
 };
 
 kvs_status kvs_cuda_host_create(kvs_device *device, uint64_t n_bytes, kvs_cuda_host **host)
@@ -53,7 +55,7 @@ void kvs_cuda_host_destroy(kvs_cuda_host *host, const kvs_cuda_driver *driver)
         return;
     }
     for (uint64_t chunk = 0; chunk * CHUNK_BYTES < host->n_bytes; chunk++) {
-        if (host->is_pinned[chunk]) {
+        if (atomic_load(&host->pinned[chunk]) != NOT_PINNED) {
             (void)driver->api.host_unregister(host->base + chunk * CHUNK_BYTES);
         }
     }
@@ -161,20 +163,41 @@ kvs_status kvs_cuda_hosts_admit(kvs_device *device, const kvs_cuda_driver *drive
                     (kvs_ull)n_bytes, (kvs_ull)tried, found.text, said.text);
 }
 
+/* The attribute says so of all registered memory; a chunk of which the driver says otherwise is left to copies. */
+static bool is_mapped(const kvs_cuda_driver *driver, uint8_t *memory)
+{
+    cu_address address = 0;
+    return driver->api.host_address(&address, memory, 0) == CU_SUCCESS && address == (uint64_t)(uintptr_t)memory;
+}
+
 kvs_status kvs_cuda_host_pin(kvs_cuda_host *host, kvs_device *device, const kvs_cuda_driver *driver, uint64_t offset,
                              uint64_t n_bytes)
 {
     for (uint64_t chunk = offset / CHUNK_BYTES; chunk * CHUNK_BYTES < offset + n_bytes; chunk++) {
-        if (host->is_pinned[chunk]) {
+        if (atomic_load(&host->pinned[chunk]) != NOT_PINNED) {
             continue;
         }
         const uint64_t begin = chunk * CHUNK_BYTES;
         const uint64_t bytes = kvs_cuda_host_chunk_end(host, begin) - begin;
-        const cu_result result = driver->api.host_register(host->base + begin, (size_t)bytes, CU_MEM_HOST_PORTABLE);
+        const unsigned int flags = CU_MEM_HOST_PORTABLE | (driver->maps_history ? CU_MEM_HOST_MAPPED : 0);
+        const cu_result result = driver->api.host_register(host->base + begin, (size_t)bytes, flags);
         if (result != CU_SUCCESS) {
             return refuse(device, driver, bytes, result);
         }
-        host->is_pinned[chunk] = 1;
+        atomic_store(&host->pinned[chunk], driver->maps_history && is_mapped(driver, host->base + begin) ? MAPPED : PINNED);
     }
     return KVS_OK;
+}
+
+uint64_t kvs_cuda_host_mapped(const kvs_cuda_host *host, uint64_t offset, uint64_t n_bytes)
+{
+    if (n_bytes == 0 || n_bytes > host->n_bytes || offset > host->n_bytes - n_bytes) {
+        return 0;
+    }
+    for (uint64_t chunk = offset / CHUNK_BYTES; chunk * CHUNK_BYTES < offset + n_bytes; chunk++) {
+        if (atomic_load(&host->pinned[chunk]) != MAPPED) {
+            return 0;
+        }
+    }
+    return kvs_cuda_host_base(host) + offset;
 }

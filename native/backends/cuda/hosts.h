@@ -28,4 +28,8 @@ uint64_t kvs_cuda_host_chunk_end(const kvs_cuda_host *host, uint64_t offset);
 kvs_status kvs_cuda_host_pin(kvs_cuda_host *host, kvs_device *device, const kvs_cuda_driver *driver, uint64_t offset,
                              uint64_t n_bytes);
 
+/* Where kernels find [offset, offset + n_bytes); 0 where they do not: not all of it is registered yet, or the card cannot. One look.
+ * thread: any */
+uint64_t kvs_cuda_host_mapped(const kvs_cuda_host *host, uint64_t offset, uint64_t n_bytes);
+
 #endif

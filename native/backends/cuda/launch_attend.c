@@ -245,12 +245,14 @@ kvs_status kvs_cuda_launch_kv_write(kvs_cuda_launcher *launcher, const kvs_bound
     if (status != KVS_OK) {
         return status;
     }
+    const uint64_t records = launcher->places.records;
     const kvs_cuda_key key = record_key("kv_write", "kv_write", op->kv);
     const kvs_kv_write_params params = {.k = address_of(&op->in[0], step),
                                         .v = address_of(&op->in[1], step),
                                         .page_table = (uint64_t)(uintptr_t)step->page_tables[op->layer],
                                         .first_token = step->first_token,
                                         .step = launcher->places.words,
+                                        .record = records == 0 ? 0 : records + op->layer * sizeof(kvs_step_record),
                                         .k_stride = op->in[0].cols,
                                         .v_stride = op->in[1].cols,
                                         .n_rows = step->n_rows,

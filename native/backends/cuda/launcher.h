@@ -48,6 +48,7 @@ typedef struct kvs_cuda_dim {
 typedef struct kvs_cuda_places {
     uint64_t words;       /* kvs_step_words */
     uint64_t deltas;      /* [n_deltas] kvs_step_delta */
+    uint64_t records;     /* [n_layers] kvs_step_record; 0: the pass writes no history. Of passes launched by themselves too */
     uint64_t table_pages; /* of each page table: at least the pages of the pass */
 } kvs_cuda_places;
 

@@ -7,14 +7,12 @@
 
 #include <string.h>
 
-/* Wider passes are prompts or rare. */
-#define MAX_ROWS 64u
 /* From this driver on a recorded kernel may begin while the one before it ends. */
 #define EARLY_GRAPHS 12030u
 
 static bool may_record(const struct kvs_cuda *cuda, const struct kvs_step *step)
 {
-    return cuda->graphs != NULL && step->binding != 0 && step->is_resident && step->n_rows <= MAX_ROWS;
+    return cuda->graphs != NULL && step->binding != 0 && step->is_resident && step->n_rows <= KVS_CUDA_DECODE_ROWS;
 }
 
 static kvs_cuda_shape shape_of(const struct kvs_cuda *cuda, const struct kvs_step *step)
@@ -29,6 +27,7 @@ static kvs_cuda_shape shape_of(const struct kvs_cuda *cuda, const struct kvs_ste
     shape.n_axes = step->n_axes;
     shape.has_positions = step->positions != NULL;
     shape.has_front = step->has_front;
+    shape.has_records = kvs_cuda_steps_places(cuda->steps).records != 0;
     return shape;
 }
 
@@ -50,7 +49,8 @@ kvs_status kvs_cuda_pass_begin(struct kvs_cuda *cuda, struct kvs_step *step)
     cuda->turn = KVS_CUDA_SINGLY;
     cuda->n_recorded = 0;
     cuda->launcher.places = (kvs_cuda_places){.words = 0};
-    const kvs_status status = kvs_cuda_steps_begin(cuda->steps, step);
+    const kvs_status status = kvs_cuda_steps_begin(cuda->steps, cuda->copies, step);
+    cuda->launcher.places.records = kvs_cuda_steps_places(cuda->steps).records;
     if (status != KVS_OK || !may_record(cuda, step)) {
         return status;
     }

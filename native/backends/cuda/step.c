@@ -1,6 +1,6 @@
 /* step.c: the step block: a pinned picture in host memory and the same bytes on the device.
  *
- * Layout: words, recurrent layers, tokens, positions, output rows, then a page table for each layer, all of one length. Tables
+ * Layout: words, recurrent layers, records, tokens, positions, output rows, then a page table for each layer, all of one length. Tables
  * rarely change between two passes of a resident conversation, so they are sent only when they do. */
 #include "backends/cuda/step.h"
 
@@ -283,6 +283,32 @@ static void put_deltas(kvs_cuda_steps *steps, const struct kvs_step *step, uint6
     }
 }
 
+/* Rows of decoding alone: of a prompt whole pages are copied, long runs at the speed of the bus, where its kernels would send
+ * them as pieces of 16 to 32 bytes. */
+static bool may_write_history(const kvs_cuda_steps *steps, const struct kvs_step *step)
+{
+    return steps->driver->maps_history && step->history != NULL && step->binding != 0 && step->n_rows <= KVS_CUDA_DECODE_ROWS;
+}
+
+/* Where the rows of all layers go, or, until copies have had all of it registered, nowhere. */
+static bool put_records(kvs_cuda_steps *steps, const struct kvs_step *step, kvs_cuda_copies *copies, uint64_t at)
+{
+    kvs_step_record *records = (kvs_step_record *)(void *)(steps->picture + at);
+    bool is_whole = true;
+    for (uint32_t layer = 0; layer < step->n_layers; layer++) {
+        const kvs_history_view *of = &step->history[layer];
+        records[layer] = (kvs_step_record){.host = {0}};
+        for (uint32_t i = 0; i < KVS_HISTORY_PAGES && of->host_base[i] != 0; i++) {
+            records[layer].host[i] = kvs_cuda_copies_mapped(copies, of->host_base[i], of->host_offset[i], of->record_bytes);
+            is_whole = is_whole && records[layer].host[i] != 0;
+        }
+    }
+    if (!is_whole) {
+        memset(records, 0, step->n_layers * sizeof *records);
+    }
+    return is_whole;
+}
+
 static kvs_status make_room(kvs_cuda_steps *steps, const struct kvs_step *step, uint64_t bytes)
 {
     steps->n_rows = step->n_rows;
@@ -297,7 +323,7 @@ static kvs_status make_room(kvs_cuda_steps *steps, const struct kvs_step *step, 
     return status == KVS_OK ? send_inputs(steps, step) : status;
 }
 
-kvs_status kvs_cuda_steps_begin(kvs_cuda_steps *steps, struct kvs_step *step)
+kvs_status kvs_cuda_steps_begin(kvs_cuda_steps *steps, kvs_cuda_copies *copies, struct kvs_step *step)
 {
     step->number = ++steps->n_passes;
     steps->is_fetched = false;
@@ -307,6 +333,8 @@ kvs_status kvs_cuda_steps_begin(kvs_cuda_steps *steps, struct kvs_step *step)
     uint64_t end = 0;
     (void)reserve(&end, sizeof(kvs_step_words));
     const uint64_t deltas_at = reserve(&end, step->n_deltas * sizeof(kvs_step_delta));
+    const bool has_records = may_write_history(steps, step);
+    const uint64_t records_at = reserve(&end, has_records ? step->n_layers * sizeof(kvs_step_record) : 0);
     uint64_t at = end;
     (void)reserve(&end, step->n_rows * sizeof(uint32_t));
     (void)reserve(&end, n_positions * sizeof(uint32_t));
@@ -318,6 +346,7 @@ kvs_status kvs_cuda_steps_begin(kvs_cuda_steps *steps, struct kvs_step *step)
     }
     *(kvs_step_words *)(void *)steps->picture = (kvs_step_words){.first_token = step->first_token};
     put_deltas(steps, step, deltas_at);
+    step->writes_history = has_records && put_records(steps, step, copies, records_at);
     step->tokens = put_words(steps, &at, step->tokens, step->n_rows);
     step->positions = put_words(steps, &at, step->positions, n_positions);
     step->out_rows = put_words(steps, &at, step->out_rows, step->n_out_rows);
@@ -327,6 +356,7 @@ kvs_status kvs_cuda_steps_begin(kvs_cuda_steps *steps, struct kvs_step *step)
     step->inputs = steps->in;
     steps->places = (kvs_cuda_places){.words = steps->block.address,
                                       .deltas = steps->block.address + deltas_at,
+                                      .records = has_records ? steps->block.address + records_at : 0,
                                       .table_pages = table_pages};
     /* Unknown until the copy has been given to the driver. */
     steps->sent_bytes = 0;

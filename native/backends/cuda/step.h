@@ -3,6 +3,7 @@
 #ifndef KVS_NATIVE_BACKENDS_CUDA_STEP_H
 #define KVS_NATIVE_BACKENDS_CUDA_STEP_H
 
+#include "backends/cuda/copies.h"
 #include "backends/cuda/launcher.h"
 #include "backends/cuda/memory.h"
 #include "core/step.h"
@@ -16,9 +17,12 @@ kvs_status kvs_cuda_steps_create(kvs_device *device, const kvs_cuda_driver *driv
 /* The context is entered, here and below. NULL is ignored. */
 void kvs_cuda_steps_destroy(kvs_cuda_steps *steps);
 
-/* Bring a step to the device, in the compute order, and let it name what lies there. Its arrays are valid until the next one.
+/* Wider passes are prompts or rare. */
+#define KVS_CUDA_DECODE_ROWS 64u
+
+/* Bring a step to the device, in the compute order, and let it name what lies there; `copies` know where history lies for kernels. Its arrays are valid until the next one.
  * errors: ENOMEM; EIO */
-kvs_status kvs_cuda_steps_begin(kvs_cuda_steps *steps, struct kvs_step *step);
+kvs_status kvs_cuda_steps_begin(kvs_cuda_steps *steps, kvs_cuda_copies *copies, struct kvs_step *step);
 
 /* Of the last step that was brought; and a number that rises when addresses of a shape change. */
 kvs_cuda_places kvs_cuda_steps_places(const kvs_cuda_steps *steps);
