@@ -6,7 +6,7 @@ Holds: ``Chain``, ``Window``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -60,31 +60,47 @@ class Chain:
         n_min: int = 0,
         controller: Controller | None = None,
         slow: Mapping[str, int] | None = None,
+        make: Callable[[], Sequence[Drafter]] | None = None,
     ) -> None:
-        self.drafters = tuple(drafters)
+        self._make = make
         self._n_max = n_max
         self._n_min = n_min
         self._controller = controller
         names = {drafter.name for drafter in drafters}
         self._slow = {name: most for name, most in (slow or {}).items() if name in names}
-        self._quick = tuple(drafter for drafter in drafters if drafter.name not in self._slow)
-        self._stepping = {drafter.name: drafter for drafter in drafters if isinstance(drafter, StepDrafter)}
+        self._use(drafters)
         self._tokens: list[int] = []
         self._n_told = 0  # of these, tokens that the drafters know
+        self._is_torn = False  # while they learn of a change, and behind an interrupt of that
         self._counters = {drafter.name: DraftCounter() for drafter in drafters}
         self._n_without = 0
         self._n_judged = 0
         self._overlap = 0.0
 
+    def _use(self, drafters: Sequence[Drafter]) -> None:
+        self.drafters = tuple(drafters)
+        self._quick = tuple(drafter for drafter in drafters if drafter.name not in self._slow)
+        self._stepping = {drafter.name: drafter for drafter in drafters if isinstance(drafter, StepDrafter)}
+
+    def _mend(self) -> None:
+        """After an interrupt nobody knows which drafters know what: new ones begin anew."""
+        if self._is_torn and self._make is not None:
+            self._use(self._make())
+            self._n_told = 0
+            self._is_torn = False
+
     def begin(self, tokens: Sequence[int]) -> None:
         """An answer to this text begins: what is known of another text is kept as far as both are one."""
+        self._mend()
         n_kept = _common_length(self._tokens, tokens)
         if n_kept < len(self._tokens):
-            del self._tokens[n_kept:]
             if n_kept < self._n_told:
+                self._is_torn = True
                 for drafter in self.drafters:
                     drafter.truncate(n_kept)
                 self._n_told = n_kept
+                self._is_torn = False
+            del self._tokens[n_kept:]
         self.observe(tokens[n_kept:])
         self._tell()
         for drafter in self.drafters:
@@ -96,11 +112,14 @@ class Chain:
 
     def _tell(self) -> None:
         """Drafters learn of the text when they are asked: several tokens at once take little longer than one."""
+        self._mend()
         if self._n_told < len(self._tokens):
             tokens = self._tokens[self._n_told :]
+            self._is_torn = True
             for drafter in self.drafters:
                 drafter.observe(tokens)
-            self._n_told = len(self._tokens)
+            self._n_told += len(tokens)
+            self._is_torn = False
 
     def fork(self, others: Mapping[str, Drafter] | None = None) -> Chain:
         """One that knows the same and goes on alone, with counters of its own; ``others`` take the place of drafters
@@ -109,7 +128,9 @@ class Chain:
         known = {} if others is None else others
         drafters = [known[drafter.name] if drafter.name in known else drafter.fork() for drafter in self.drafters]
         controller = None if self._controller is None else self._controller.fork()
-        child = Chain(drafters, self._n_max, self._n_min, controller, self._slow)
+        make = self._make
+        again = None if make is None else lambda: [known.get(drafter.name, drafter) for drafter in make()]
+        child = Chain(drafters, self._n_max, self._n_min, controller, self._slow, again)
         child._tokens, child._n_told = list(self._tokens), self._n_told
         return child
 

@@ -162,11 +162,15 @@ def chain_of(params: SpeculationParams, n_vocab: int, head: Drafter | None = Non
             raise InvalidArgument(
                 f"{name} counts name token {counts.largest_token()}, the vocabulary has {n_vocab} tokens"
             )
-    drafters = make_drafters(params) if head is None else [*make_drafters(params), head]
+
+    def make() -> list[Drafter]:
+        return make_drafters(params) if head is None else [*make_drafters(params), head]
+
+    drafters = make()
     if not params.is_auto:
-        return Chain(drafters, params.most_drafted, params.draft_n_min)
+        return Chain(drafters, params.most_drafted, params.draft_n_min, make=make)
     controller = Controller(tuple(drafter.name for drafter in drafters), frozenset((HEAD_DRAFTER,)))
-    return Chain(drafters, None, params.draft_n_min, controller, {HEAD_DRAFTER: MOST_DRAFTED})
+    return Chain(drafters, None, params.draft_n_min, controller, {HEAD_DRAFTER: MOST_DRAFTED}, make)
 
 
 def make_drafters(params: SpeculationParams) -> list[Drafter]:

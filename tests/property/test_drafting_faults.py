@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -13,7 +16,7 @@ from pykvstream.core.device import HookPoint
 from pykvstream.errors import Busy, KvStreamError
 from pykvstream.runtime.pieces import Piece
 from pykvstream.runtime.target import Phase
-from pykvstream.speculation import Chain
+from pykvstream.speculation import DRAFTERS, Chain, ModSize, NgramSize
 from tests.models import write_random_model
 from tests.property.test_failed_pass import Interrupter
 from tests.random_hybrid import HybridShape, write_random_hybrid
@@ -126,3 +129,51 @@ def test_an_interrupt_at_any_line_keeps_what_was_said(
         if not has_struck:
             break
     assert n_struck > 10
+
+
+class LearningInterrupter(Interrupter):
+    """The same among the lines of drafters and their chain."""
+
+    def __call__(self, frame: FrameType, kind: str, argument: Any) -> Any:
+        return super().__call__(frame, kind, argument) if "speculation" in frame.f_code.co_filename else None
+
+
+def test_an_interrupt_of_drafters_that_learn_costs_no_more_than_a_draft(stack: Stack, right: tuple[int, ...]) -> None:
+    """They are told of a prompt token by token, and an interrupt comes between any two. A sample: every 659th line of
+    it."""
+    size = NgramSize(2, 4)
+    speculation = SpeculationParams(DRAFTERS, ngram_simple=size, ngram_map_k=size, ngram_map_k4v=size,
+                                    ngram_mod=ModSize(2, 0, 4))  # fmt: skip
+
+    def answer(session: Session, prompt: list[int], n_tokens: int) -> None:
+        for _ in session.generate(
+            prompt, max_tokens=n_tokens, params=PARAMS, ignore_eos=True, speculation=speculation
+        ):
+            pass
+
+    with stack.model.session(seed=1) as session:
+        answer(session, PROMPT, N_TOKENS)
+        assert session.tokens == right
+        expected = session.ngram_counts
+        assert expected is not None
+    n_struck = 0
+    with stack.model.session(seed=1) as prompted:
+        prompted.forward(PROMPT)
+        for at in range(1, 100000, 659):
+            with prompted.fork() as session:
+                session.seed = 1
+                has_struck = LearningInterrupter(at).run(partial(answer, session, [], N_TOKENS))
+                n_struck += has_struck
+                with session.fork() as child:  # told of everything, or of nothing
+                    child.seed = 1
+                    answer(child, [], len(right) - len(child.tokens))
+                    assert child.tokens == right
+                n_left = len(right) - len(session.tokens)
+                answer(session, [], n_left)
+                assert session.tokens == right
+                counts = session.ngram_counts
+                assert counts is not None
+                assert counts.to_bytes() == expected.to_bytes()
+            if not has_struck:
+                break
+    assert n_struck > 4
