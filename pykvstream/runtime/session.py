@@ -118,7 +118,15 @@ class TokenSession:
         return self.n_cached if self._ahead is None else min(self.n_cached, self._ahead.n_kept(self._tokens))
 
     def push(self, token: int) -> None:
-        """Append a chosen token; the next pass runs it."""
+        """Append a chosen token; the next pass runs it.
+
+        Where one before it waits still, the rows of a draft were dropped that had told what follows: it is decoded as
+        it was then, whatever comes next.
+        """
+        n_ran, n_tokens = len(self._ran), len(self._tokens)
+        if n_ran < n_tokens and self._context.is_recurrent:
+            self._ran += _RAN[Phase.DECODE] * (n_tokens - n_ran)
+            self._chosen += b"\1" * (n_tokens - n_ran)
         self._tokens.append(token)
 
     def rewind(self) -> Phase:

@@ -177,3 +177,19 @@ def test_an_interrupt_of_drafters_that_learn_costs_no_more_than_a_draft(stack: S
             if not has_struck:
                 break
     assert n_struck > 4
+
+
+def test_a_fork_while_a_draft_is_judged_leaves_what_follows_as_it_was(
+    stack: Stack, right: tuple[int, ...], following: dict[tuple[int, bool], bytes]
+) -> None:
+    """Rows of the draft that were not said yet go; the tokens that are said of it all the same count as decoded."""
+    for n_before in range(1, N_TOKENS - 1):
+        for n_more in range(1, min(4, N_TOKENS - n_before)):
+            with stack.model.session(seed=1) as session:
+                pieces = start(session, right, all_right)
+                for _ in range(n_before - 1):
+                    next(pieces)
+                session.fork().close()
+                for _ in range(n_more):
+                    next(pieces)
+                check(stack, session, right, following)
