@@ -17,6 +17,7 @@
 #include "mma.cuh"
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#include "bulk.cuh"
 #include "wgmma.cuh"
 
 #define TILE_QUERIES 128u

@@ -1,17 +1,23 @@
-/* matmul.cu: few activations of 8 bits times quantized weights, with the integer matrix products of the hardware.
+/* matmul.cu: few activations times quantized weights, with the integer matrix products of the hardware.
  *
- * Kernel matmul(kvs_matmul_params). Macros: KVS_T0 .. KVS_T3 types of the parts (of part 0 where there are fewer), KVS_ROWS rows that
- * there is room for (1, 8, 16; 8 with experts), KVS_KIND a sum of 1: parts 0 and 1, of one type, are gate and up, 2: tiles belong to
- * experts; KVS_PANELS that a block takes at a time (1, 2; with gate and up one of each), KVS_STAGES of a ring.
- * Grid: any; blocks take items in turn, n_row_tiles * (panels of all parts, with gate and up of part 0, by KVS_PANELS), row tiles
- * fastest. Block: 256, a warp to a slice. Dynamic shared memory: for each warp KVS_STAGES stages of the largest part's
- * (weight_ring.h), then 512 * KVS_PANELS * KVS_ROWS bytes for sums. Architecture: 75; from 80 on weights and activations arrive
- * while the block computes, from 90 on the first weights are asked for before the kernel ahead has ended.
+ * Kernel matmul(kvs_matmul_narrow_params). Macros: KVS_T0 .. KVS_T3 types of the parts (of part 0 where there are fewer), KVS_ROWS rows
+ * that there is room for (1, 8, 16; 8 with experts), KVS_KIND a sum of 1: parts 0 and 1, of one type, are gate and up, 2: tiles belong
+ * to experts; KVS_PANELS that a block takes at a time (1; of several rows 1, 2), KVS_STAGES of a ring.
+ * Grid: any; blocks take items in turn, n_row_tiles * (panels of all parts, by KVS_PANELS; with gate and up panels of part 0), row
+ * tiles fastest. Gate and up of an item follow one another, or with two panels at a time come together. Block: 256, a warp to a slice.
+ * Dynamic shared memory: for each warp KVS_STAGES stages of the largest part's (weight_ring.h), then for sums 512 * KVS_ROWS bytes for
+ * each panel of an item, of one row twice, then the one row.
+ * Architecture: 75; from 80 on weights arrive while the block computes, from 90 on they are asked for before the kernel ahead has ended.
+ * Where the records of the rows (act_unit.cuh) are not there, each block forms what it needs of one row, or the first blocks form
+ * them and all wait.
  * Order, for every number of rows: that of weight_product.cuh; the same as matmul_wide.cu.
  * Twin: native/backends/cpu/matmul_reference.c, whose sum is one chain.
  */
 #include "act_record.h"
+#include "act_unit.cuh"
 #include "grid.cuh"
+#include "latch.cuh"
+#include "stages.cuh"
 #include "weight_form.h"
 #include "weight_params.h"
 #include "weight_product.cuh"
@@ -25,9 +31,15 @@
 #define ROWS 16 /* of a panel */
 #define TILES (KVS_ROWS > KVS_ACT_TILE ? 2 : 1)
 #define SLOTS (KVS_ROWS / TILES) /* of a tile */
-#define COLUMNS (KVS_ROWS == 1 ? 1 : 2)
-#define VALUES (KVS_PANELS * KVS_ROWS * ROWS) /* of an item, [panel][row][row of the panel] */
-#define CHUNK 16
+#define IS_ONE_ROW (KVS_ROWS == 1)
+#define COLUMNS (IS_ONE_ROW ? 1 : 2)
+#define RUNS (KVS_SWIGLU && KVS_PANELS == 1 ? 2 : 1) /* of an item, KVS_PANELS each */
+#define VALUES (RUNS * KVS_PANELS * KVS_ROWS * ROWS) /* of an item, [panel][row][row of the panel] */
+#define ROW_UNITS 5                                  /* of a row that each block forms for itself, 1,024 values each */
+#define ROOMS (IS_ONE_ROW ? 2 : 1)                   /* for sums: of the item under way, and of the one that is being stored */
+
+/* Of the records. */
+static __device__ kvs_latch latch;
 
 typedef float sums_t[KVS_PANELS][TILES][4];
 
@@ -40,53 +52,28 @@ static __device__ __forceinline__ constexpr unsigned int larger(unsigned int a, 
     return a > b ? a : b;
 }
 
-static __device__ __forceinline__ constexpr unsigned int stage_bytes(int type)
-{
-    return kvs_stage_bytes(type, KVS_PANELS, KVS_ROWS == 1);
-}
-
 constexpr unsigned int STAGE_BYTES =
-    larger(larger(stage_bytes(KVS_T0), stage_bytes(KVS_T1)), larger(stage_bytes(KVS_T2), stage_bytes(KVS_T3)));
+    larger(larger(kvs_stage_bytes(KVS_T0, KVS_PANELS), kvs_stage_bytes(KVS_T1, KVS_PANELS)),
+           larger(kvs_stage_bytes(KVS_T2, KVS_PANELS), kvs_stage_bytes(KVS_T3, KVS_PANELS)));
+constexpr unsigned int ROOM_AT = WARPS * KVS_STAGES * STAGE_BYTES;
+constexpr unsigned int ROW_AT = ROOM_AT + ROOMS * WARPS * VALUES * 4;
+constexpr bool HAS_HALVES = kvs_form_is_halved(KVS_T0) || kvs_form_is_halved(KVS_T1) || kvs_form_is_halved(KVS_T2) ||
+                            kvs_form_is_halved(KVS_T3);
+constexpr unsigned int GROUP_BYTES = kvs_row_group_bytes(HAS_HALVES);
 
 static __device__ __forceinline__ unsigned char *ring_slot(unsigned int slot)
 {
     return (unsigned char *)dynamic_shared + (threadIdx.x / 32 * KVS_STAGES + slot) * STAGE_BYTES;
 }
 
-static __device__ __forceinline__ float *sums_room(unsigned int slice)
+static __device__ __forceinline__ float *sums_room(unsigned int turn, unsigned int slice)
 {
-    return (float *)((unsigned char *)dynamic_shared + WARPS * KVS_STAGES * STAGE_BYTES) + slice * VALUES;
+    return (float *)((unsigned char *)dynamic_shared + ROOM_AT) + (turn % ROOMS * WARPS + slice) * VALUES;
 }
 
-/* Weights are read once and go past the first-level cache, activations may stay there. */
-template <bool IS_WEIGHT> static __device__ __forceinline__ void copy_chunk(unsigned char *to, const unsigned char *from)
+static __device__ __forceinline__ unsigned char *row_room()
 {
-#if defined(__CUDACC__) && __CUDA_ARCH__ >= 800
-    const unsigned int at = (unsigned int)__cvta_generic_to_shared(to);
-    if (IS_WEIGHT) {
-        asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(at), "l"(from) : "memory");
-    } else {
-        asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"(at), "l"(from) : "memory");
-    }
-#else
-    *(uint4 *)to = *(const uint4 *)from;
-#endif
-}
-
-static __device__ __forceinline__ void end_stage()
-{
-#if defined(__CUDACC__) && __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.commit_group;" ::: "memory");
-#endif
-}
-
-/* All stages but the last KVS_STAGES - 1 that were asked for have come. */
-static __device__ __forceinline__ void wait_stage()
-{
-#if defined(__CUDACC__) && __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.wait_group %0;" ::"n"(KVS_STAGES - 1) : "memory");
-#endif
-    __syncwarp();
+    return (unsigned char *)dynamic_shared + ROW_AT;
 }
 
 /* What a block works on. */
@@ -96,22 +83,6 @@ struct item_t {
     unsigned int first_row;
     unsigned int expert;
     bool is_used;
-};
-
-/* One stage of the slice of this warp of an item. */
-struct cursor {
-    unsigned int index; /* of the item */
-    unsigned int turn;  /* items of this block before it */
-    unsigned int stage;
-    unsigned int n_stages;
-    item_t item;
-    const unsigned char *panels[KVS_PANELS];
-
-    __device__ __forceinline__ unsigned int slice() const
-    {
-        /* With few units first slices have more: warps take turns. */
-        return (threadIdx.x / 32 + turn * (KVS_SLICES / 2)) % KVS_SLICES;
-    }
 };
 
 static __device__ __forceinline__ int type_of(unsigned int part)
@@ -125,6 +96,19 @@ static __device__ __forceinline__ unsigned int n_units(int type, unsigned int n_
     return (n_groups + groups - 1) / groups;
 }
 
+/* Stages of a slice. */
+static __device__ __forceinline__ unsigned int n_stages(int type, unsigned int n_groups, unsigned int slice)
+{
+    const unsigned int units = n_units(type, n_groups), per_stage = kvs_stage_units(type) * KVS_SLICES;
+    return units > slice ? (units - slice + per_stage - 1) / per_stage : 0;
+}
+
+/* With few units first slices have more: warps take turns. */
+static __device__ __forceinline__ unsigned int slice_of(unsigned int turn)
+{
+    return (threadIdx.x / 32 + turn * (KVS_SLICES / 2)) % KVS_SLICES;
+}
+
 static __device__ __forceinline__ unsigned int n_items_of(const kvs_matmul_params &p, unsigned int part)
 {
     return KVS_SWIGLU ? p.part[part].n_panels : (p.part[part].n_panels + KVS_PANELS - 1) / KVS_PANELS;
@@ -132,8 +116,8 @@ static __device__ __forceinline__ unsigned int n_items_of(const kvs_matmul_param
 
 static __device__ __forceinline__ item_t find_item(const kvs_matmul_params &p, unsigned int index)
 {
-    unsigned int at = index / p.n_row_tiles;
-    item_t item = {0, 0, index % p.n_row_tiles * TILES * KVS_ACT_TILE, 0, true};
+    unsigned int at = IS_ONE_ROW ? index : index / p.n_row_tiles;
+    item_t item = {0, 0, IS_ONE_ROW ? 0 : index % p.n_row_tiles * TILES * KVS_ACT_TILE, 0, true};
     while (!KVS_SWIGLU && item.part + 1 < p.n_parts && at >= n_items_of(p, item.part)) {
         at -= n_items_of(p, item.part);
         item.part++;
@@ -157,113 +141,87 @@ static __device__ __forceinline__ const unsigned char *find_panel(const kvs_matm
     return (const unsigned char *)p.part[part].panels + index * n_units(type, p.n_groups) * kvs_form_unit_bytes(type);
 }
 
-/* To item `index`, or one behind it that has something for this warp; behind the last n_stages is 0. */
-static __device__ __forceinline__ void seek(const kvs_matmul_params &p, cursor &c)
-{
-    for (c.stage = c.n_stages = 0; c.index < p.n_items; c.index += gridDim.x, c.turn++) {
-        c.item = find_item(p, c.index);
-        const int type = type_of(c.item.part);
-        const unsigned int units = n_units(type, p.n_groups), slice = c.slice(), per_stage = kvs_stage_units(type);
-        const unsigned int mine = units > slice && c.item.is_used ? (units - slice + KVS_SLICES - 1) / KVS_SLICES : 0;
-        c.n_stages = (mine + per_stage - 1) / per_stage;
-        if (c.n_stages != 0) {
+/* What a warp asks for next: stages of its slices, run after run, item after item. */
+struct feeder {
+    unsigned int index; /* of the item */
+    unsigned int turn;  /* items of this block before it */
+    unsigned int run;
+    unsigned int part;
+    unsigned int n_left; /* stages of the run; 0: nothing is left at all */
+    unsigned int unit;   /* the first of the next stage */
+    const unsigned char *panels[KVS_PANELS];
+
+    /* To the run under way, or one behind it that has something for this warp. */
+    __device__ __forceinline__ void seek(const kvs_matmul_params &p)
+    {
+        for (n_left = 0; index < p.n_items; step()) {
+            const item_t item = find_item(p, index);
+            part = item.part;
+            unit = slice_of(turn);
+            n_left = item.is_used ? n_stages(type_of(item.part), p.n_groups, unit) : 0;
+            if (n_left != 0) {
 #pragma unroll
-            for (int panel = 0; panel < KVS_PANELS; panel++) {
-                c.panels[panel] = find_panel(p, c.item, panel);
+                for (int panel = 0; panel < KVS_PANELS; panel++) {
+                    panels[panel] = find_panel(p, item, RUNS == 1 ? panel : run);
+                }
+                return;
             }
-            return;
         }
     }
-}
 
-static __device__ __forceinline__ void advance(const kvs_matmul_params &p, cursor &c)
-{
-    if (++c.stage >= c.n_stages && c.index < p.n_items) {
-        c.index += gridDim.x;
-        c.turn++;
-        seek(p, c);
+    __device__ __forceinline__ void step()
+    {
+        run = run + 1 < RUNS ? run + 1 : 0;
+        if (run == 0) {
+            index += gridDim.x;
+            turn++;
+        }
     }
-}
+
+    __device__ __forceinline__ void feed(const kvs_matmul_params &p, ring<KVS_STAGES> &stages, unsigned int slot);
+};
 
 template <int TYPE> struct stage_of {
     static constexpr int GROUPS = kvs_unit<TYPE>::GROUPS;
     static constexpr unsigned int UNITS = kvs_stage_units(TYPE);
     static constexpr unsigned int UNIT_BYTES = kvs_form_unit_bytes(TYPE);
-    static constexpr unsigned int WEIGHT_BYTES = kvs_stage_weight_bytes(TYPE, KVS_PANELS);
-    static constexpr unsigned int CHUNKS = kvs_stage_record_chunks(TYPE);
     static constexpr unsigned int WHOLE_AT = 32;
     static constexpr unsigned int HALVES_AT = WHOLE_AT + 16;
 
-    static __device__ __forceinline__ unsigned int unit(const cursor &c, unsigned int i)
-    {
-        return c.slice() + KVS_SLICES * (c.stage * UNITS + i);
-    }
-
-    static __device__ __forceinline__ void fetch_weights(const kvs_matmul_params &p, const cursor &c, unsigned char *to)
+    static __device__ __forceinline__ void fetch(const kvs_matmul_params &p, feeder &f, ring<KVS_STAGES> &stages, unsigned int slot)
     {
         const unsigned int last = n_units(TYPE, p.n_groups);
-#pragma unroll
-        for (int panel = 0; panel < KVS_PANELS; panel++) {
-            const unsigned char *from = c.panels[panel];
-#pragma unroll
-            for (unsigned int i = 0; i < UNITS; i++) {
-                const unsigned int u = unit(c, i);
-#pragma unroll
-                for (unsigned int at = 0; at < UNIT_BYTES; at += 32 * CHUNK) {
-                    const unsigned int mine = at + threadIdx.x % 32 * CHUNK;
-                    if (u < last && mine < UNIT_BYTES) {
-                        copy_chunk<true>(to + (panel * UNITS + i) * UNIT_BYTES + mine, from + (unsigned long long)u * UNIT_BYTES + mine);
-                    }
-                }
-            }
-        }
-    }
-
-    /* Of the one row. */
-    static __device__ __forceinline__ void fetch_records(const kvs_matmul_params &p, const cursor &c, unsigned char *to)
-    {
-        constexpr unsigned int N = UNITS * GROUPS * CHUNKS;
-        const unsigned int last = n_units(TYPE, p.n_groups);
-#pragma unroll
-        for (unsigned int first = 0; first < N; first += 32) {
-            const unsigned int at = first + threadIdx.x % 32, group = at / CHUNKS, bytes = at % CHUNKS * CHUNK;
-            const unsigned int u = unit(c, group / GROUPS);
-            const unsigned int in_record = bytes < WHOLE_AT    ? bytes
-                                           : bytes < HALVES_AT ? bytes - WHOLE_AT + KVS_ACT_WHOLE_AT
-                                                               : bytes - HALVES_AT + KVS_ACT_HALVES_AT;
-            if (at < N && u < last) {
-                const unsigned long long record = u * GROUPS + group % GROUPS;
-                copy_chunk<false>(to + WEIGHT_BYTES + at * CHUNK,
-                                  (const unsigned char *)p.records + record * KVS_ACT_RECORD_BYTES + in_record);
-            }
-        }
+        const unsigned int n = UNITS == 1 ? 1 : (last - f.unit + KVS_SLICES - 1) / KVS_SLICES;
+        stages.template fetch<UNITS, UNIT_BYTES>(ring_slot(slot), f.panels, f.unit, KVS_SLICES, n < UNITS ? n : UNITS, slot);
+        f.unit += KVS_SLICES * UNITS;
     }
 
     /* The one row for all columns: only the first is anybody's. */
-    static __device__ __forceinline__ void load_one_row(kvs_right<TYPE> &right, const unsigned char *staged)
+    static __device__ __forceinline__ void load_one_row(kvs_right<TYPE> &right, const unsigned char *group)
     {
-        right.codes = *(const uint2 *)(staged + threadIdx.x % 4 * 8);
-        right.whole = *(const int4 *)(staged + WHOLE_AT);
+        right.codes = *(const uint2 *)(group + threadIdx.x % 4 * 8);
+        right.whole = *(const int4 *)(group + WHOLE_AT);
         if constexpr (kvs_form_is_halved(TYPE)) {
-            right.halves = *(const int4 *)(staged + HALVES_AT);
+            right.halves = *(const int4 *)(group + HALVES_AT);
         }
     }
 
-    /* One unit of each panel. `records`: of its first group and the first tile; tiles behind n_rows are left alone. */
+    /* One unit of each panel. `row`: its first group of the one row. `records`: of its first group and the first tile; tiles behind
+     * n_rows are left alone. */
     static __device__ __forceinline__ void add_units(const kvs_matmul_params &p, sums_t &sums, const unsigned char *stage,
-                                                     unsigned int i, const unsigned char *records, unsigned int n_rows)
+                                                     const unsigned char *row, const unsigned char *records, unsigned int n_rows)
     {
         const unsigned int lane = threadIdx.x % 32;
         kvs_unit<TYPE> unit[KVS_PANELS];
 #pragma unroll
         for (int panel = 0; panel < KVS_PANELS; panel++) {
-            kvs_load_unit<TYPE, true>(unit[panel], stage + (panel * UNITS + i) * UNIT_BYTES, lane);
+            kvs_load_unit<TYPE, true>(unit[panel], stage + panel * UNITS * UNIT_BYTES, lane);
         }
 #pragma unroll
         for (int j = 0; j < GROUPS; j++) {
             kvs_right<TYPE> right[TILES];
-            if constexpr (KVS_ROWS == 1) {
-                load_one_row(right[0], stage + WEIGHT_BYTES + (i * GROUPS + j) * CHUNKS * CHUNK);
+            if constexpr (IS_ONE_ROW) {
+                load_one_row(right[0], row + j * GROUP_BYTES);
             } else {
 #pragma unroll
                 for (unsigned int tile = 0; tile < TILES; tile++) {
@@ -287,15 +245,24 @@ template <int TYPE> struct stage_of {
         }
     }
 
-    static __device__ __forceinline__ void add_stage(const kvs_matmul_params &p, const cursor &c, sums_t &sums, const unsigned char *stage)
+    /* All stages of a run. */
+    static __device__ __forceinline__ void add_run(const kvs_matmul_params &p, feeder &fed, ring<KVS_STAGES> &stages, sums_t &sums,
+                                                   unsigned int slice, unsigned int first_row)
     {
         const unsigned int last = n_units(TYPE, p.n_groups);
-        const unsigned char *records = (const unsigned char *)p.records + (unsigned long long)(c.item.first_row / KVS_ACT_TILE) *
-                                                                              p.n_groups * KVS_ACT_RECORD_BYTES;
+        const unsigned char *records =
+            (const unsigned char *)p.records + (unsigned long long)(first_row / KVS_ACT_TILE) * p.n_groups * KVS_ACT_RECORD_BYTES;
 #pragma unroll 1
-        for (unsigned int i = 0; i < UNITS && unit(c, i) < last; i++) {
-            add_units(p, sums, stage, i, records + (unsigned long long)unit(c, i) * GROUPS * KVS_ACT_RECORD_BYTES,
-                      p.n_rows - c.item.first_row);
+        for (unsigned int unit = slice; unit < last;) {
+            const unsigned int slot = stages.wait();
+            const unsigned char *stage = ring_slot(slot);
+#pragma unroll 1
+            for (unsigned int i = 0; i < UNITS && unit < last; i++, unit += KVS_SLICES) {
+                add_units(p, sums, stage + i * UNIT_BYTES, row_room() + unit * GROUPS * GROUP_BYTES,
+                          records + (unsigned long long)unit * GROUPS * KVS_ACT_RECORD_BYTES, p.n_rows - first_row);
+            }
+            __syncwarp();
+            fed.feed(p, stages, slot);
         }
     }
 };
@@ -312,19 +279,17 @@ template <int TYPE> struct stage_of {
         stage_of<KVS_T3>::CALL;                                                                                        \
     }
 
-static __device__ __forceinline__ void fetch_weights(const kvs_matmul_params &p, const cursor &c, unsigned int slot)
+/* The next stage to a slot, if there is one. */
+__device__ __forceinline__ void feeder::feed(const kvs_matmul_params &p, ring<KVS_STAGES> &stages, unsigned int slot)
 {
-    if (c.stage < c.n_stages) {
-        BY_TYPE(c.item.part, fetch_weights(p, c, ring_slot(slot)))
+    if (n_left != 0) {
+        BY_TYPE(part, fetch(p, *this, stages, slot))
+        if (--n_left == 0) {
+            step();
+            seek(p);
+        }
     }
-}
-
-static __device__ __forceinline__ void fetch_records(const kvs_matmul_params &p, const cursor &c, unsigned int slot)
-{
-    if (KVS_ROWS == 1 && c.stage < c.n_stages) {
-        BY_TYPE(c.item.part, fetch_records(p, c, ring_slot(slot)))
-    }
-    end_stage();
+    stages.end_stage();
 }
 
 static __device__ __forceinline__ void put_sums(float *to, const sums_t &sums)
@@ -345,12 +310,12 @@ static __device__ __forceinline__ void put_sums(float *to, const sums_t &sums)
     }
 }
 
-static __device__ __forceinline__ float fold_slices(unsigned int value)
+static __device__ __forceinline__ float fold_slices(unsigned int turn, unsigned int value)
 {
-    float sum = sums_room(0)[value];
+    float sum = sums_room(turn, 0)[value];
 #pragma unroll
     for (int slice = 1; slice < KVS_SLICES; slice++) {
-        sum = __fadd_rn(sum, sums_room(slice)[value]);
+        sum = __fadd_rn(sum, sums_room(turn, slice)[value]);
     }
     return sum;
 }
@@ -365,7 +330,7 @@ static __device__ float scaled(const kvs_matmul_params &p, const item_t &item, u
 }
 
 /* Value `value` of an item goes where its row and column say; with gate and up those of the second panel belong to the first's. */
-static __device__ __forceinline__ void store(const kvs_matmul_params &p, const item_t &item, unsigned int value)
+static __device__ __forceinline__ void store(const kvs_matmul_params &p, const item_t &item, unsigned int turn, unsigned int value)
 {
     const unsigned int row = item.first_row + value / ROWS % KVS_ROWS;
     const unsigned int column = (item.panel + value / (ROWS * KVS_ROWS)) * ROWS + value % ROWS;
@@ -374,79 +339,150 @@ static __device__ __forceinline__ void store(const kvs_matmul_params &p, const i
         return;
     }
     float *out = (float *)part.out + (unsigned long long)row * part.out_stride + column;
-    float y = scaled(p, item, item.part, column, fold_slices(value));
+    float y = scaled(p, item, item.part, column, fold_slices(turn, value));
     if (KVS_SWIGLU) {
-        y = __fmul_rn(kvs_silu(y), scaled(p, item, 1, column, fold_slices(value + KVS_ROWS * ROWS)));
+        y = __fmul_rn(kvs_silu(y), scaled(p, item, 1, column, fold_slices(turn, value + KVS_ROWS * ROWS)));
     } else if (p.epilogue == KVS_STORE_ADD) {
         y = __fadd_rn(*out, y);
     }
     *out = y;
 }
 
-/* The whole of an item: all warps come here together. */
-static __device__ __forceinline__ void store_item(const kvs_matmul_params &p, const cursor &at, const sums_t &sums)
+/* The whole of an item, whose sums are in their room: all warps come here together. */
+static __device__ __forceinline__ void store_item(const kvs_matmul_params &p, const item_t &item, unsigned int turn)
 {
-    const item_t item = find_item(p, at.index);
-    __syncthreads();
-    put_sums(sums_room(at.slice()), sums);
     __syncthreads();
     /* Few values are one warp's, each time another's. */
-    constexpr unsigned int N = KVS_SWIGLU ? KVS_ROWS * ROWS : VALUES;
-    const unsigned int first = (threadIdx.x + at.turn * 32) % THREADS;
+    constexpr unsigned int N = KVS_SWIGLU ? VALUES / 2 : VALUES;
+    const unsigned int first = (threadIdx.x + turn * 32) % THREADS;
     for (unsigned int value = first; value < N && item.is_used; value += THREADS) {
-        store(p, item, value);
+        store(p, item, turn, value);
+    }
+    if (ROOMS == 1) {
+        __syncthreads();
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, KVS_ROWS > KVS_ACT_TILE ? 1 : KVS_PANELS == 1 && KVS_ROWS == 1 ? 3 : 2) matmul(const kvs_matmul_params p)
+/* The first blocks form records, each in its turn; on a host, whose blocks follow one another, the first one all. */
+static __device__ __forceinline__ void form_records(const kvs_matmul_narrow_params &p)
 {
+    const unsigned int units = kvs_act_units(p.rows), n_parts = units * p.rows.n_slots;
+#ifdef __CUDACC__
+    const unsigned int first = blockIdx.x, step = gridDim.x;
+#else
+    const unsigned int first = blockIdx.x == 0 ? 0 : n_parts, step = 1;
+#endif
+    for (unsigned int part = first; part < n_parts; part += step) {
+        kvs_act_unit(p.rows, part / units, part / units, part % units);
+        kvs_latch_open(&latch);
+    }
+    kvs_latch_wait(&latch, n_parts);
+}
+
+/* The one row, from its values, which each block takes for itself: norms without gates, of rows that are not long. Nobody waits for
+ * another block, and what it costs is less than that. */
+static __device__ __forceinline__ bool is_formed_apart(const kvs_act_params &p)
+{
+    return IS_ONE_ROW && p.records != 0 && p.gate == 0 && p.group == 0 && p.n_groups * 32 <= ROW_UNITS * KVS_ACT_UNIT_VALUES;
+}
+
+static __device__ __forceinline__ void form_row(const kvs_act_params &p)
+{
+    const float *x = (const float *)p.x, *norm = (const float *)p.norm;
+    const bool is_aligned = act_is_aligned(x) && act_is_aligned(norm);
+    float value[ROW_UNITS][KVS_ACT_LANE_VALUES], scale[ROW_UNITS][KVS_ACT_LANE_VALUES];
+#pragma unroll
+    for (unsigned int unit = 0; unit < ROW_UNITS; unit++) {
+        act_load(value[unit], x, unit * KVS_ACT_UNIT_VALUES + threadIdx.x * KVS_ACT_LANE_VALUES, p.k, is_aligned);
+    }
+#pragma unroll
+    for (unsigned int unit = 0; unit < ROW_UNITS && norm != 0; unit++) {
+        act_load(scale[unit], norm, unit * KVS_ACT_UNIT_VALUES + threadIdx.x * KVS_ACT_LANE_VALUES, p.k, is_aligned);
+    }
+    float factor = 1.0f;
+    if (norm != 0) {
+        float sums[KVS_ACT_LANE_VALUES] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+        for (unsigned int unit = 0; unit < ROW_UNITS; unit++) {
+            act_add_squares(sums, value[unit]);
+        }
+        factor = act_factor_of(p, sums);
+    }
+#pragma unroll
+    for (unsigned int unit = 0; unit < ROW_UNITS; unit++) {
+        const unsigned int i = unit * KVS_ACT_UNIT_VALUES + threadIdx.x * KVS_ACT_LANE_VALUES;
+        if (unit * KVS_ACT_UNIT_VALUES >= p.n_groups * 32) {
+            break;
+        }
+#pragma unroll
+        for (unsigned int c = 0; c < KVS_ACT_LANE_VALUES; c++) {
+            if (norm != 0) {
+                value[unit][c] = i + c < p.k ? __fmul_rn(__fmul_rn(value[unit][c], factor), scale[unit][c]) : 0.0f;
+            }
+            if (p.normed != 0 && blockIdx.x == 0 && i + c < p.k) {
+                ((float *)p.normed)[i + c] = value[unit][c];
+            }
+        }
+        const act_codes made = act_quantized(value[unit]);
+        unsigned char *group = row_room() + i / 32 * GROUP_BYTES;
+        if (i < p.n_groups * 32) {
+            act_store(made, 0, group, group + 32, HAS_HALVES ? group + 48 : 0);
+        }
+    }
+    __syncthreads();
+}
+
+/* The one row, from its records. */
+static __device__ __forceinline__ void keep_row(const kvs_matmul_params &p)
+{
+    constexpr unsigned int CHUNKS = GROUP_BYTES / 16;
+    for (unsigned int i = threadIdx.x; i < p.n_groups * CHUNKS; i += THREADS) {
+        const unsigned int group = i / CHUNKS, chunk = i % CHUNKS;
+        const unsigned int at = chunk < 2 ? chunk * 16 : chunk == 2 ? KVS_ACT_WHOLE_AT : KVS_ACT_HALVES_AT;
+        *(uint4 *)(row_room() + i * 16) = *(const uint4 *)((const unsigned char *)p.records +
+                                                           (unsigned long long)group * KVS_ACT_RECORD_BYTES + at);
+    }
+    __syncthreads();
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, KVS_ROWS > KVS_ACT_TILE ? 1 : IS_ONE_ROW ? 3 : 2)
+    matmul(const kvs_matmul_narrow_params narrow)
+{
+    const kvs_matmul_params &p = narrow.product;
     kvs_let_next_begin();
     if (KVS_EXPERTS) {
         kvs_wait_for_previous();
     }
-    cursor fetched;
-    fetched.index = blockIdx.x;
-    fetched.turn = 0;
-    seek(p, fetched);
-    cursor used = fetched;
+    ring<KVS_STAGES> stages;
+    stages.begin();
+    feeder fed = {blockIdx.x, 0, 0};
+    fed.seek(p);
 #pragma unroll 1
     for (unsigned int slot = 0; slot < KVS_STAGES; slot++) {
-        fetch_weights(p, fetched, slot);
-        advance(p, fetched);
+        fed.feed(p, stages, slot);
     }
     kvs_wait_for_previous();
-    fetched = used;
-#pragma unroll 1
-    for (unsigned int slot = 0; slot < KVS_STAGES; slot++) {
-        fetch_records(p, fetched, slot);
-        advance(p, fetched);
+    if (is_formed_apart(narrow.rows)) {
+        form_row(narrow.rows);
+    } else {
+        if (narrow.rows.records != 0) {
+            form_records(narrow);
+        }
+        if (IS_ONE_ROW) {
+            keep_row(p);
+        }
     }
-    unsigned int slot = 0;
-    cursor at;
-    at.turn = 0;
-    for (at.index = blockIdx.x; at.index < p.n_items; at.index += gridDim.x, at.turn++) {
-        sums_t sums;
-#pragma unroll
-        for (int panel = 0; panel < KVS_PANELS; panel++) {
-#pragma unroll
-            for (unsigned int tile = 0; tile < TILES; tile++) {
-#pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    sums[panel][tile][i] = 0.0f;
-                }
-            }
-        }
+    for (unsigned int index = blockIdx.x, turn = 0; index < p.n_items; index += gridDim.x, turn++) {
+        const item_t item = find_item(p, index);
+        const unsigned int slice = slice_of(turn);
 #pragma unroll 1
-        while (used.index == at.index && used.stage < used.n_stages) {
-            wait_stage();
-            BY_TYPE(used.item.part, add_stage(p, used, sums, ring_slot(slot)))
-            __syncwarp();
-            fetch_weights(p, fetched, slot);
-            fetch_records(p, fetched, slot);
-            advance(p, fetched);
-            advance(p, used);
-            slot = slot + 1 < KVS_STAGES ? slot + 1 : 0;
+        for (unsigned int run = 0; run < RUNS; run++) {
+            sums_t sums = {};
+            if (item.is_used) {
+                BY_TYPE(item.part, add_run(p, fed, stages, sums, slice, item.first_row))
+            }
+            put_sums(sums_room(turn, slice) + run * KVS_PANELS * KVS_ROWS * ROWS, sums);
         }
-        store_item(p, at, sums);
+        store_item(p, item, turn);
     }
 }

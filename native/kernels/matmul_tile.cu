@@ -17,6 +17,7 @@
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 #define HAS_WARPGROUPS 1
 #define KVS_STAGES 5
+#include "bulk.cuh"
 #include "wgmma.cuh"
 #else
 #define HAS_WARPGROUPS 0

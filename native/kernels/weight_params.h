@@ -9,7 +9,7 @@
 
 #define KVS_MATMUL_MAX_PARTS 4
 
-/* act_quantize.cu: rows of float32 to records of 8-bit codes (act_record.h), normed before if `norm` is not 0. */
+/* act_unit.cuh: rows of float32 to records of 8-bit codes (act_record.h), normed before if `norm` is not 0. */
 typedef struct kvs_act_params {
     unsigned long long x;         /* float32 rows */
     unsigned long long norm;      /* [k] float32, with groups [group], or 0 */
@@ -41,7 +41,7 @@ typedef struct kvs_matmul_part_params {
     unsigned int scale_run;  /* output values to a scale */
 } kvs_matmul_part_params;
 
-/* matmul.cu, matmul_wide.cu, matmul_fold.cu. With experts (tile_experts not 0) a tile of 8 slots belongs to one expert, whose panels begin
+/* matmul_wide.cu, matmul_fold.cu, and within kvs_matmul_narrow_params matmul.cu. With experts (tile_experts not 0) a tile of 8 slots belongs to one expert, whose panels begin
  * expert * n_panels further on, and whose scale is scales[expert]. */
 typedef struct kvs_matmul_params {
     unsigned long long records;      /* of the activations */
@@ -56,6 +56,12 @@ typedef struct kvs_matmul_params {
     unsigned int n_row_tiles; /* blocks along the rows */
     unsigned int epilogue;    /* kvs_epilogue_kind */
 } kvs_matmul_params;
+
+/* matmul.cu: a product, and the rows it forms records of before. */
+typedef struct kvs_matmul_narrow_params {
+    kvs_matmul_params product;
+    kvs_act_params rows; /* its records are those of the product, or 0: they are there */
+} kvs_matmul_narrow_params;
 
 typedef enum kvs_epilogue_kind {
     KVS_STORE = 0,

@@ -255,12 +255,15 @@ template <int PER_ROW> __device__ __forceinline__ unsigned int kvs_sub(const uns
     return words[at / 4] >> (8 * (at % 4)) & 255u;
 }
 
-/* The same as a float, by adding the byte to the bits of 2^23. */
-template <int PER_ROW, bool IS_SIGNED> __device__ __forceinline__ float kvs_sub_float(const unsigned int *words, int row, int i)
+/* The same as a float, times `whole`, which has at most 11 bits: 2^15 with the byte behind it, times `whole`, less what is too much of it. That is
+ * (2^7 + 2^15) * whole at most, so both products and their difference are exact. */
+template <int PER_ROW, bool IS_SIGNED>
+__device__ __forceinline__ float kvs_sub_times(const unsigned int *words, int row, int i, float whole)
 {
     const int at = row * PER_ROW + i;
     const unsigned int word = IS_SIGNED ? words[at / 4] ^ 0x80808080u : words[at / 4];
-    return __fsub_rn(__uint_as_float(__byte_perm(word, 0x4b000000u, 0x7440u + at % 4)), IS_SIGNED ? 8388736.0f : 8388608.0f);
+    const float above = __uint_as_float(__byte_perm(word, 0x47000000u, 0x7404u + (at % 4 << 4)));
+    return __fmaf_rn(above, whole, -__fmul_rn(whole, IS_SIGNED ? 32896.0f : 32768.0f));
 }
 
 /* Half `i` of PER_ROW of one of a pair of rows. */
@@ -291,7 +294,7 @@ template <int TYPE> __device__ __forceinline__ float kvs_unit_scale(const kvs_un
         if constexpr (SCALE == KVS_FORM_NIBBLE2) {
             return __fmul_rn(whole, (float)(kvs_sub<SUBS>(unit.subs, row, at) & 15u));
         } else {
-            return __fmul_rn(whole, kvs_sub_float<SUBS, IS_SIGNED>(unit.subs, row, at));
+            return kvs_sub_times<SUBS, IS_SIGNED>(unit.subs, row, at, whole);
         }
     }
 }
@@ -303,7 +306,7 @@ template <int TYPE> __device__ __forceinline__ float kvs_unit_minimum(const kvs_
     if constexpr (MINIMUM == KVS_FORM_HALF_MINIMUM) {
         return kvs_pair_half<2>(unit.minima, row, j);
     } else if constexpr (MINIMUM == KVS_FORM_SUB_MINIMUM) {
-        return -__fmul_rn(kvs_pair_half<1>(unit.minima, row, 0), kvs_sub_float<8, false>(unit.subminima, row, j));
+        return -kvs_sub_times<8, false>(unit.subminima, row, j, kvs_pair_half<1>(unit.minima, row, 0));
     } else {
         return -__fmul_rn(kvs_pair_half<1>(unit.minima, row, 0), (float)(kvs_sub<16>(unit.subs, row, 2 * j + half) >> 4));
     }

@@ -1,4 +1,4 @@
-/* wgmma.cuh: matrix products of a warpgroup, and copies that arrive at a barrier in shared memory. Architecture: sm_90a alone.
+/* wgmma.cuh: matrix products of a warpgroup. Architecture: sm_90a alone.
  *
  * Shapes: c [64][N] += a [64][16] b [16][N]. Warp w of the group has rows 16w .. 16w + 15 of a and c, as mma.cuh has fragments; c by tiles of
  * 8 columns. b: columns of 64 values of k in atoms of 8 columns (tile_record.h); its word is kvs_wgmma_operand's.
@@ -165,49 +165,6 @@ __device__ __forceinline__ void kvs_wgmma_commit()
 __device__ __forceinline__ void kvs_wgmma_wait()
 {
     asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-}
-
-__device__ __forceinline__ unsigned int kvs_shared_address(const void *at)
-{
-    return (unsigned int)__cvta_generic_to_shared(at);
-}
-
-__device__ __forceinline__ void kvs_barrier_init(unsigned long long *barrier, unsigned int n_arrivals)
-{
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(kvs_shared_address(barrier)), "r"(n_arrivals) : "memory");
-}
-
-/* Barriers that one thread has initialised are there for the copy engine too; a __syncthreads follows. */
-__device__ __forceinline__ void kvs_barriers_made()
-{
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-}
-
-__device__ __forceinline__ void kvs_barrier_arrive(unsigned long long *barrier)
-{
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(kvs_shared_address(barrier)) : "memory");
-}
-
-__device__ __forceinline__ void kvs_barrier_wait(unsigned long long *barrier, unsigned int parity)
-{
-    unsigned int is_done = 0;
-    while (is_done == 0) {
-        asm volatile("{ .reg .pred done; mbarrier.try_wait.parity.shared::cta.b64 done, [%1], %2; selp.u32 %0, 1, 0, done; }"
-                     : "=r"(is_done)
-                     : "r"(kvs_shared_address(barrier)), "r"(parity)
-                     : "memory");
-    }
-}
-
-/* n_bytes, a multiple of 16, which the barrier's phase waits for beside one arrival: this one. */
-__device__ __forceinline__ void kvs_bulk_copy(void *to, const void *from, unsigned int n_bytes, unsigned long long *barrier)
-{
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(kvs_shared_address(barrier)), "r"(n_bytes)
-                 : "memory");
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                     kvs_shared_address(to)),
-                 "l"(from), "r"(n_bytes), "r"(kvs_shared_address(barrier))
-                 : "memory");
 }
 
 #endif

@@ -38,7 +38,7 @@ FEW: Final = 2
 """Multiprocessors: so few that blocks have several turns."""
 _STRUCTS = {
     "act_quantize": "kvs_act_params",
-    "matmul": "kvs_matmul_params",
+    "matmul": "kvs_matmul_narrow_params",
     "act_tile": "kvs_act_params",
     "matmul_tile": "kvs_matmul_params",
     "matmul_wide": "kvs_matmul_params",

@@ -50,9 +50,9 @@ def test_what_may_begin_early_waits_before_it_reads(name: str) -> None:
             assert WAIT not in body and BEGIN not in body
         elif name == "matmul":
             # Weights are asked for before, of experts nothing.
-            places = ("if (KVS_EXPERTS)", "fetch_weights", "fetch_records")
-            first_wait, weights, records = (body.index(place) for place in places)
-            assert first_wait < weights < body.rindex(WAIT) < records
+            places = ("if (KVS_EXPERTS)", "fed.feed", "form_row", "form_records", "keep_row", "add_run")
+            first_wait, weights, *rows = (body.index(place) for place in places)
+            assert first_wait < weights < body.rindex(WAIT) < min(rows) and body.count(WAIT) == 2
         elif name == "delta":
             # Weights and the picture of a pass are read before; of the state lines are brought near, nothing is taken.
             calls = set(re.findall(r"(\w+)\(", body[body.index(BEGIN) + len(BEGIN) : body.index(WAIT)]))

@@ -74,25 +74,21 @@ static kvs_cuda_factor part_of(const kvs_bound_op *op, const struct kvs_step *st
                              .out_stride = has_out ? op->out[i].cols : 0};
 }
 
-static kvs_status prepare_rows(kvs_cuda_launcher *launcher, const kvs_bound_op *op, const struct kvs_step *step,
-                               const layout *made, const kvs_cuda_product *product)
+static kvs_act_params rows_of(const kvs_bound_op *op, const struct kvs_step *step, const layout *made,
+                              const kvs_cuda_product *product)
 {
-    if (!made->has_quantized && !made->has_normed) {
-        return KVS_OK;
-    }
-    const kvs_act_params params = {.x = product->x,
-                                   .norm = op->weights[4] == NULL ? 0 : op->weights[4]->address,
-                                   .gate = op->u[2] == 0 ? 0 : address_of(kvs_operand_data(&op->in[1], step)),
-                                   .normed = made->has_normed ? address_of(op->scratch) + made->normed : 0,
-                                   .records = made->has_quantized ? product->records : 0,
-                                   .k = (uint32_t)product->k,
-                                   .x_stride = product->x_stride,
-                                   .n_slots = product->n_rows,
-                                   .n_groups = (uint32_t)kvs_cuda_act_groups(product->k),
-                                   .group = op->u[3],
-                                   .is_sigmoid = op->u[2] == GATE_SIGMOID,
-                                   .eps = op->f[0]};
-    return product->is_tiled ? kvs_cuda_make_atoms(launcher, &params) : kvs_cuda_quantize(launcher, &params);
+    return (kvs_act_params){.x = product->x,
+                            .norm = op->weights[4] == NULL ? 0 : op->weights[4]->address,
+                            .gate = op->u[2] == 0 ? 0 : address_of(kvs_operand_data(&op->in[1], step)),
+                            .normed = made->has_normed ? address_of(op->scratch) + made->normed : 0,
+                            .records = made->has_quantized ? product->records : 0,
+                            .k = (uint32_t)product->k,
+                            .x_stride = product->x_stride,
+                            .n_slots = product->n_rows,
+                            .n_groups = (uint32_t)kvs_cuda_act_groups(product->k),
+                            .group = op->u[3],
+                            .is_sigmoid = op->u[2] == GATE_SIGMOID,
+                            .eps = op->f[0]};
 }
 
 kvs_status kvs_cuda_launch_matmul(kvs_cuda_launcher *launcher, const kvs_bound_op *op, const struct kvs_step *step)
@@ -118,10 +114,7 @@ kvs_status kvs_cuda_launch_matmul(kvs_cuda_launcher *launcher, const kvs_bound_o
     product.records = scratch + made.records;
     product.up = scratch + made.up;
     product.partials = scratch + made.partials;
-    const kvs_status status = prepare_rows(launcher, op, step, &made, &product);
-    if (status != KVS_OK) {
-        return status;
-    }
+    product.rows = rows_of(op, step, &made, &product);
     if (made.has_normed) {
         product.x = scratch + made.normed;
     }

@@ -8,7 +8,9 @@
 #include "kernels/weight_ring.h"
 
 #define ALIGNMENT 64u
-#define QUANTIZE_THREADS 1024u
+#define ATOM_THREADS 1024u
+#define UNIT_THREADS 256u /* act_unit.cuh */
+#define UNIT_VALUES 1024u
 #define MATMUL_THREADS 256u
 #define FLOAT_THREADS 128u
 #define FLOAT_COLUMNS 4u /* to a block */
@@ -16,7 +18,7 @@
 #define FOLD_THREADS 256u
 #define NARROW_ROWS 16u  /* up to here a block takes one or two panels and all rows */
 #define NARROW_BLOCKS 2u /* to a multiprocessor */
-#define SMALL_BLOCKS 3u  /* of one panel and one row */
+#define ONE_ROW_BLOCKS 3u
 #define NARROW_PANELS 2u
 #define FEW_PANELS 640u  /* below, a block takes one at a time: not how many multiprocessors there are, for it names a kernel */
 #define RING_STAGES 2u   /* of a warp, where they fit */
@@ -74,14 +76,14 @@ kvs_status kvs_cuda_quantize(kvs_cuda_launcher *launcher, const kvs_act_params *
 {
     static const kvs_cuda_key key = {.source = "act_quantize", .kernel = "act_quantize", .waits = true};
     const uint64_t n_values = (uint64_t)params->n_groups * KVS_FORM_GROUP_VALUES;
-    const kvs_cuda_dim grid = {params->n_slots, (uint32_t)kvs_div_up(n_values, QUANTIZE_THREADS), 1};
-    return kvs_cuda_launch(launcher, &key, grid, (kvs_cuda_dim){QUANTIZE_THREADS, 1, 1}, 0, params, sizeof *params);
+    const kvs_cuda_dim grid = {params->n_slots, (uint32_t)kvs_div_up(n_values, UNIT_VALUES), 1};
+    return kvs_cuda_launch(launcher, &key, grid, (kvs_cuda_dim){UNIT_THREADS, 1, 1}, 0, params, sizeof *params);
 }
 
-kvs_status kvs_cuda_make_atoms(kvs_cuda_launcher *launcher, const kvs_act_params *params)
+static kvs_status make_atoms(kvs_cuda_launcher *launcher, const kvs_act_params *params)
 {
     static const kvs_cuda_key key = {.source = "act_tile", .kernel = "act_tile", .waits = true};
-    return kvs_cuda_launch(launcher, &key, (kvs_cuda_dim){params->n_slots, 1, 1}, (kvs_cuda_dim){QUANTIZE_THREADS, 1, 1}, 0,
+    return kvs_cuda_launch(launcher, &key, (kvs_cuda_dim){params->n_slots, 1, 1}, (kvs_cuda_dim){ATOM_THREADS, 1, 1}, 0,
                            params, sizeof *params);
 }
 
@@ -204,70 +206,77 @@ static kvs_status launch_quantized(kvs_cuda_launcher *launcher, const quantized 
                            (kvs_cuda_dim){MATMUL_THREADS, 1, 1}, shape.shared_bytes, &q->params, sizeof q->params);
 }
 
-/* How a narrow launch is shaped; every shape gives the same bits. */
+/* How a narrow launch is shaped; every shape gives the same bits. What names a kernel depends on neither k nor multiprocessors. */
 typedef struct narrow_shape {
     uint32_t rows;     /* room for so many */
     uint32_t panels;   /* at a time */
-    uint32_t n_blocks; /* to a multiprocessor */
     uint32_t n_stages;
+    uint32_t n_blocks; /* to a multiprocessor */
     uint32_t shared_bytes;
 } narrow_shape;
 
-static uint32_t largest_stage(const quantized *q, uint32_t panels, uint32_t rows)
+static uint32_t largest_stage(const quantized *q, uint32_t panels)
 {
     uint32_t bytes = 0;
     for (uint32_t i = 0; i < KVS_MATMUL_MAX_PARTS; i++) {
-        const uint32_t mine = kvs_stage_bytes(q->types[i].value, panels, rows == 1);
+        const uint32_t mine = kvs_stage_bytes(q->types[i].value, panels);
         bytes = mine > bytes ? mine : bytes;
     }
     return bytes;
 }
 
-/* Rows that a block of a narrow launch has room for. */
-static uint32_t narrow_rows(const quantized *q)
+/* Of the one row, for all groups. */
+static uint32_t row_bytes(const quantized *q)
 {
-    if (q->params.n_rows == 1 && !q->has_experts) {
-        return 1;
+    bool has_halves = false;
+    for (uint32_t i = 0; i < KVS_MATMUL_MAX_PARTS; i++) {
+        has_halves = has_halves || kvs_form_is_halved(q->types[i].value);
     }
-    return q->has_experts || q->params.n_rows <= KVS_ACT_TILE ? KVS_ACT_TILE : NARROW_ROWS;
+    const uint64_t bytes = (uint64_t)q->params.n_groups * kvs_row_group_bytes(has_halves);
+    return bytes < UINT32_MAX / 2 ? (uint32_t)bytes : UINT32_MAX / 2;
 }
 
-/* A shape of so many panels and rows: with as many stages as leave room for the blocks beside, at least one. */
+/* A ring of two stages, or where a block has no room for them, of one, which waits for every one. */
 static narrow_shape shape_of(const kvs_cuda_launcher *launcher, const quantized *q, uint32_t panels, uint32_t rows)
 {
-    narrow_shape shape = {.rows = rows, .panels = panels, .n_blocks = rows == 1 && panels == 1 ? SMALL_BLOCKS : NARROW_BLOCKS};
-    const uint32_t stage_bytes = SLICES * largest_stage(q, panels, rows);
-    const uint32_t sums_bytes = SLICES * panels * rows * KVS_FORM_ROWS * (uint32_t)sizeof(float);
-    const uint32_t taken = sums_bytes + BLOCK_BYTES, share = launcher->shared_bytes / shape.n_blocks;
-    shape.n_stages = share >= taken + RING_STAGES * stage_bytes ? RING_STAGES : 1;
-    shape.shared_bytes = shape.n_stages * stage_bytes + sums_bytes;
+    const uint32_t stage_bytes = SLICES * largest_stage(q, panels), n_rooms = rows == 1 ? 2 : 1;
+    const uint32_t n_panels = q->is_swiglu ? NARROW_PANELS : panels;
+    const uint32_t sums_bytes = n_rooms * SLICES * n_panels * rows * KVS_FORM_ROWS * (uint32_t)sizeof(float);
+    narrow_shape shape = {.rows = rows, .panels = panels, .n_blocks = rows == 1 ? ONE_ROW_BLOCKS : NARROW_BLOCKS};
+    shape.n_stages = sums_bytes + RING_STAGES * stage_bytes + BLOCK_BYTES <= launcher->shared_bytes ? RING_STAGES : 1;
+    shape.shared_bytes = shape.n_stages * stage_bytes + sums_bytes + (rows == 1 ? row_bytes(q) : 0);
+    const uint32_t fitting = launcher->shared_bytes / (shape.shared_bytes + BLOCK_BYTES);
+    shape.n_blocks = fitting == 0 ? 1 : fitting < shape.n_blocks ? fitting : shape.n_blocks;
     return shape;
 }
 
-/* One panel at a time where there are few, or where the rings of two leave no room for a second block. */
-static narrow_shape choose_shape(const kvs_cuda_launcher *launcher, const quantized *q)
+/* Of several rows: one panel at a time where there are few, or where the rings of two leave no room for a second block. */
+static narrow_shape several_rows(const kvs_cuda_launcher *launcher, const quantized *q, uint32_t rows)
 {
-    const uint32_t rows = narrow_rows(q);
     narrow_shape shape = shape_of(launcher, q, q->is_swiglu || q->n_panels >= FEW_PANELS ? NARROW_PANELS : 1, rows);
-    if (shape.n_stages != RING_STAGES && !q->is_swiglu) {
+    if (shape.n_blocks < NARROW_BLOCKS || shape.n_stages != RING_STAGES) {
         shape = shape_of(launcher, q, 1, rows);
     }
-    if (shape.shared_bytes > launcher->shared_bytes && rows > KVS_ACT_TILE) {
-        /* Gate and up of 16 rows take 68.5 KiB of some types, a block of sm_75 has 64: tiles of rows apart. */
-        shape = shape_of(launcher, q, shape.panels, KVS_ACT_TILE);
-    }
-    if (shape.n_stages != RING_STAGES) {
-        /* Then fewer blocks: a ring of one stage waits for every one. */
-        const uint32_t more = shape.shared_bytes + (RING_STAGES - 1) * SLICES * largest_stage(q, shape.panels, shape.rows);
-        if (more <= launcher->shared_bytes) {
-            shape.n_stages = RING_STAGES;
-            shape.shared_bytes = more;
-        }
-    }
     return shape;
 }
 
-static kvs_status run_narrow(kvs_cuda_launcher *launcher, quantized *q)
+static narrow_shape choose_shape(const kvs_cuda_launcher *launcher, const quantized *q)
+{
+    if (q->params.n_rows == 1 && !q->has_experts) {
+        const narrow_shape shape = shape_of(launcher, q, 1, 1);
+        if (shape.shared_bytes <= launcher->shared_bytes) {
+            return shape;
+        }
+        return several_rows(launcher, q, KVS_ACT_TILE); /* the row is longer than what a block can keep */
+    }
+    const bool is_one_tile = q->has_experts || q->params.n_rows <= KVS_ACT_TILE;
+    const narrow_shape shape = several_rows(launcher, q, is_one_tile ? KVS_ACT_TILE : NARROW_ROWS);
+    /* Gate and up of 16 rows take 68.5 KiB of some types, a block of sm_75 has 64: tiles of rows apart. */
+    return shape.shared_bytes <= launcher->shared_bytes ? shape : several_rows(launcher, q, KVS_ACT_TILE);
+}
+
+/* Records that a launch forms for itself, or none. */
+static kvs_status run_narrow(kvs_cuda_launcher *launcher, quantized *q, const kvs_act_params *rows)
 {
     const narrow_shape shape = choose_shape(launcher, q);
     const kvs_cuda_key key = {.source = "matmul",
@@ -293,10 +302,12 @@ static kvs_status run_narrow(kvs_cuda_launcher *launcher, quantized *q)
     }
     q->params.n_items = (uint32_t)n_items;
     const uint64_t most = (uint64_t)shape.n_blocks * launcher->n_sm;
-    return launch_quantized(launcher, q, &key,
-                            (launch_shape){.n_blocks = n_items < most ? n_items : most,
-                                           .n_slices = 1,
-                                           .shared_bytes = shape.shared_bytes});
+    kvs_matmul_narrow_params params = {.product = q->params};
+    if (rows != NULL) {
+        params.rows = *rows;
+    }
+    const kvs_cuda_dim grid = {(uint32_t)(n_items < most ? n_items : most), 1, 1};
+    return kvs_cuda_launch(launcher, &key, grid, (kvs_cuda_dim){MATMUL_THREADS, 1, 1}, shape.shared_bytes, &params, sizeof params);
 }
 
 /* Apart, both parts of a swiglu have blocks of their own. */
@@ -388,22 +399,35 @@ static kvs_status fold_slices(kvs_cuda_launcher *launcher, const quantized *q)
     return kvs_cuda_launch(launcher, &key, grid, (kvs_cuda_dim){FOLD_THREADS, 1, 1}, 0, &q->params, sizeof q->params);
 }
 
-/* The quantized parts of a product; with swiglu both are. */
-static kvs_status run_quantized(kvs_cuda_launcher *launcher, const kvs_cuda_product *product)
+/* What float weights, and kernels that form no records for themselves, take of the rows. */
+static kvs_status prepare_rows(kvs_cuda_launcher *launcher, const kvs_cuda_product *product)
 {
-    quantized q = quantized_parts(product);
-    if (q.params.n_parts == 0) {
+    const kvs_act_params *rows = &product->rows;
+    if (rows->records == 0 && rows->normed == 0) {
         return KVS_OK;
     }
+    return product->is_tiled ? make_atoms(launcher, rows) : kvs_cuda_quantize(launcher, rows);
+}
+
+/* The quantized parts of a product; with swiglu both are. `rows`: what a narrow launch forms records of, or NULL. */
+static kvs_status run_quantized(kvs_cuda_launcher *launcher, const kvs_cuda_product *product, quantized *q, const kvs_act_params *rows)
+{
     if (product->is_tiled) {
-        return run_tiles(launcher, &q);
+        return run_tiles(launcher, q);
     }
-    const cut how = q.has_experts ? CUT_NARROW : choose_cut(q.all_eights, product->n_rows);
+    const cut how = q->has_experts ? CUT_NARROW : choose_cut(q->all_eights, product->n_rows);
     if (how == CUT_NARROW) {
-        return run_narrow(launcher, &q);
+        return run_narrow(launcher, q, rows);
     }
-    const kvs_status status = run_wide(launcher, &q, how == CUT_SPLIT);
-    return status == KVS_OK && how == CUT_SPLIT ? fold_slices(launcher, &q) : status;
+    const kvs_status status = run_wide(launcher, q, how == CUT_SPLIT);
+    return status == KVS_OK && how == CUT_SPLIT ? fold_slices(launcher, q) : status;
+}
+
+/* Whether the kernel of the quantized parts forms records, and normed rows for the float ones behind it. */
+static bool forms_records(const kvs_cuda_product *product, const quantized *q)
+{
+    return q->params.n_parts != 0 && product->rows.records != 0 && !product->is_tiled &&
+           choose_cut(q->all_eights, product->n_rows) == CUT_NARROW;
 }
 
 /* Float parts of one type. */
@@ -448,7 +472,12 @@ static bool is_first_of_type(const kvs_cuda_product *product, uint32_t index)
 
 static kvs_status run_parts(kvs_cuda_launcher *launcher, const kvs_cuda_product *product)
 {
-    kvs_status status = run_quantized(launcher, product);
+    quantized q = quantized_parts(product);
+    const bool is_joined = forms_records(product, &q);
+    kvs_status status = is_joined ? KVS_OK : prepare_rows(launcher, product);
+    if (status == KVS_OK && q.params.n_parts != 0) {
+        status = run_quantized(launcher, product, &q, is_joined ? &product->rows : NULL);
+    }
     for (uint32_t i = 0; status == KVS_OK && i < product->n_parts; i++) {
         if (kvs_form_is_float(product->part[i].type) && is_first_of_type(product, i)) {
             status = run_float(launcher, product, product->part[i].type);

@@ -22,12 +22,13 @@ typedef struct kvs_cuda_product {
     uint32_t epilogue;     /* kvs_epilogue_kind */
     uint32_t x_stride;
     uint64_t k;
-    uint64_t x;            /* float32 rows, for float weights */
+    uint64_t x;            /* float32 rows, for float weights: as they come from `rows` */
     uint64_t records;      /* of the same rows, for the others: act_record.h, or with is_tiled the atoms of tile_record.h */
     uint64_t up;           /* room for the second part of a swiglu, [n_rows][n], where kvs_cuda_needs_up says so */
     uint64_t partials;     /* room of kvs_cuda_partial_bytes; not with experts */
     uint64_t tile_experts; /* 0: no experts */
     uint64_t n_tiles_used;
+    kvs_act_params rows;   /* what forms records and normed rows; records and normed 0: they are there */
     bool is_tiled;         /* matmul_tile.cu takes the quantized parts; not with experts */
 } kvs_cuda_product;
 
@@ -54,7 +55,6 @@ bool kvs_cuda_reserve(uint64_t *end, uint64_t n, uint64_t item_bytes, uint64_t *
 
 /* errors: kvs_cuda_launch's */
 kvs_status kvs_cuda_quantize(kvs_cuda_launcher *launcher, const kvs_act_params *params);
-kvs_status kvs_cuda_make_atoms(kvs_cuda_launcher *launcher, const kvs_act_params *params);
 kvs_status kvs_cuda_product_run(kvs_cuda_launcher *launcher, const kvs_cuda_product *product);
 
 #endif
