@@ -200,6 +200,8 @@ class CudaEngine:
         attributes = self._driver.CUdevice_attribute
         shared = attributes.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
         self.shared_bytes: int = self._check(self._driver.cuDeviceGetAttribute(shared, device))
+        count = attributes.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
+        self.n_multiprocessors: int = self._check(self._driver.cuDeviceGetAttribute(count, device))
         self._modules: dict[tuple[Any, ...], Any] = {}
         self._functions: dict[tuple[Any, ...], Any] = {}
         self._images: dict[tuple[Any, ...], bytes] = {}
@@ -274,9 +276,11 @@ class CudaEngine:
         return self._modules[key]
 
     def _compile(self, source: str, macros: Macros) -> bytes:
+        return self._compile_text(whole_source(source + ".cu"), source, macros)
+
+    def _compile_text(self, text: str, source: str, macros: Macros) -> bytes:
         nvrtc = self._nvrtc
-        text = whole_source(source + ".cu").encode()
-        program = self._check(nvrtc.nvrtcCreateProgram(text, f"{source}.cu".encode(), 0, [], []))
+        program = self._check(nvrtc.nvrtcCreateProgram(text.encode(), f"{source}.cu".encode(), 0, [], []))
         options = [f"--gpu-architecture={self._arch}", "-std=c++17", "-fmad=false"]
         options += [f"-D{macro}={value}" for macro, value in macros.items()]
         (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
