@@ -30,8 +30,12 @@ static kvs_op_desc operand_desc(const kvs_bound_op *op)
     return desc;
 }
 
+/* None where a fold of recurrent layers, which is no pass, has no result. */
 static void report_tensor(const struct walk *w, uint32_t id, bool is_write)
 {
+    if (id == KVS_NONE) {
+        return;
+    }
     const kvs_operand *operand = operand_of(w->desc->op, id);
     const uint64_t n_bytes = (uint64_t)kvs_operand_rows(operand, w->desc->step) * operand->cols * sizeof(float);
     const bool is_callers = operand->output_slot != KVS_NONE;

@@ -332,7 +332,7 @@ static kvs_status delta_fold(void *self, const kvs_delta_view *views, uint32_t l
     const kvs_bound_op op = {.code = KVS_OP_DELTA,
                              .layer = layer,
                              .in = {none, none, none},
-                             .out = {none, none, none},
+                             .out = {none, none, none, none},
                              .u = {KVS_DELTA_LOGGED},
                              .delta = views[layer].layer,
                              .scratch = scratch};
