@@ -124,7 +124,7 @@ class TokenSession:
         it was then, whatever comes next.
         """
         n_ran, n_tokens = len(self._ran), len(self._tokens)
-        if n_ran < n_tokens and self._context.is_recurrent:
+        if n_ran < n_tokens:
             self._ran += _RAN[Phase.DECODE] * (n_tokens - n_ran)
             self._chosen += b"\1" * (n_tokens - n_ran)
         self._tokens.append(token)
@@ -288,7 +288,8 @@ class TokenSession:
         recurrent layers a prompt in several calls costs least in multiples of ``CHUNK_TOKENS``: a chunk that a call
         has begun is run again as a whole, from the newest state that is kept.
         ``with_front``: ``front`` then tells of each row, where decode passes have one.
-        Raises ``ContextFull`` before anything runs; after any error the session is as it was before the call.
+        Raises ``ContextFull`` before anything runs; after any error the session is as it was before the call. (An
+        interrupt that comes when the last pass has ended may leave all its tokens in place: ``tokens`` tells.)
         """
         if not isinstance(phase, Phase):
             raise InvalidArgument(f"phase must be a Phase, got {phase!r}")
