@@ -20,7 +20,7 @@ typedef struct kvs_fence kvs_fence;
 typedef enum kvs_backend_kind {
     KVS_BACKEND_CPU = 0,
     KVS_BACKEND_TRACE = 1, /* computes nothing and checks the order of everything; see trace.h */
-    KVS_BACKEND_CUDA = 2   /* a card of sm_75 or later, through the driver's library; takes POISON_RELEASED and the NO_ flags */
+    KVS_BACKEND_CUDA = 2   /* a card of sm_75 or later, through the driver's library; takes POISON_RELEASED and the flags behind REFERENCE_OPS */
 } kvs_backend_kind;
 
 typedef enum kvs_device_flag {
@@ -36,7 +36,10 @@ typedef enum kvs_device_flag {
     /* No kernel of a card begins before the one before it has ended. Same bits, slower. */
     KVS_DEVICE_NO_EARLY = 16,
     /* A card's passes are launched operation by operation, none is recorded. Same bits, slower. */
-    KVS_DEVICE_NO_GRAPHS = 32
+    KVS_DEVICE_NO_GRAPHS = 32,
+    /* Copies of pages and those who read them are ordered by counters in device memory, which kernels wait for, instead of by events
+     * between launches: passes that stream are recorded too. Same bits. Slower, where it was measured (docs/cuda.md). */
+    KVS_DEVICE_COUNTERS = 64
 } kvs_device_flag;
 
 typedef struct kvs_device_desc {
@@ -51,11 +54,11 @@ typedef struct kvs_device_desc {
     uint64_t failure_bytes;
     uint32_t arch;          /* of the CUDA backend: 0 = a card; else no card and no driver: the device seals tapes for cards of this
                              * architecture (90 for sm_90), lists the kernels that they need, and has no memory */
-    uint32_t reserved;
+    uint32_t delay_us;      /* of a card with counters, for tests: kernels that read and write pages come up to so much late, at random */
     uint64_t wait_limit_ns; /* of the CUDA backend: how long any wait for the card may take; 0 = 60 s. Past it the card is
                              * lost: the call fails with KVS_EIO and says what it waited for, every later one is refused at
                              * once with KVS_EIO until the card is found to have finished, and memory that would be freed
-                             * meanwhile is left to it for good */
+                             * meanwhile is left to it for good. Kernels that wait for a page give up after a third of it */
 } kvs_device_desc;
 
 /* Instruction sets of the CPU backend, in rising order. */

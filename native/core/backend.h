@@ -59,8 +59,13 @@ typedef struct kvs_backend {
     kvs_status (*wait_counter)(void *self, const _Atomic uint64_t *counter, uint64_t value, const _Atomic int *failed);
     /* Somebody has found *counter >= value without waiting and relies on it. NULL where looking at it is all it takes. */
     void (*counter_seen)(void *self, const _Atomic uint64_t *counter, uint64_t value);
-    /* After a gate counter was advanced: let a waiting engine look again. */
-    void (*gate_advanced)(void *self);
+    /* After a gate counter was advanced to `value`, behind all operations that read what it guards: let a waiting engine look
+     * again. */
+    void (*gate_advanced)(void *self, const _Atomic uint64_t *gate, uint64_t value);
+    /* A ring of so many slots, whose copies have this gate and raise `done`, comes to be and goes; between passes. NULL: nobody
+     * keeps account of rings. errors: ENOMEM; ENOSPACE too many; EIO */
+    kvs_status (*ring_join)(void *self, const _Atomic uint64_t *gate, const _Atomic uint64_t *done, uint32_t n_slots);
+    void (*ring_leave)(void *self, const _Atomic uint64_t *gate);
     /* Wait until both queues are empty. */
     kvs_status (*copy_drain)(void *self);
     /* Deferred mode: run up to `limit` copies in schedule order. */
@@ -90,7 +95,9 @@ typedef struct kvs_backend {
                           uint32_t first_row, uint32_t n_rows, float *k, float *v);
     /* Begin and end a pass: workers may spin between operations in between. Where operations cannot reach host memory, the
      * beginning brings what the step names to the device and lets the step name it there. Operations may be under way until the
-     * end, which waits for them, or begin there; of a whole pass the caller has the outputs then. A pass that has not begun does not end. */
+     * end, which waits for them, or begin there.
+     * The beginning may set `takes_whole_layers`: then attention is one wave from page 0 to the last, which waits on the device for
+     * the pages that its ring brings and says there which of them it has left; of a whole pass the caller has the outputs then. A pass that has not begun does not end. */
     kvs_status (*pass_begin)(void *self, struct kvs_step *step);
     kvs_status (*pass_end)(void *self, bool is_whole);
     /* What was kept to run passes of a binding again goes. NULL: nothing is kept. thread: any, outside a pass */

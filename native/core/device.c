@@ -42,9 +42,9 @@ struct kvs_device {
 };
 
 /* What a card alone knows. */
-static const uint32_t card_flags = KVS_DEVICE_NO_EARLY | KVS_DEVICE_NO_GRAPHS;
+enum { card_flags = KVS_DEVICE_NO_EARLY | KVS_DEVICE_NO_GRAPHS | KVS_DEVICE_COUNTERS };
 static const uint32_t known_flags = KVS_DEVICE_DEFERRED | KVS_DEVICE_POISON_RELEASED |
-                                    KVS_DEVICE_STRICT_HISTORY | KVS_DEVICE_REFERENCE_OPS | KVS_DEVICE_NO_EARLY | KVS_DEVICE_NO_GRAPHS;
+                                    KVS_DEVICE_STRICT_HISTORY | KVS_DEVICE_REFERENCE_OPS | card_flags;
 
 static uint64_t load(const _Atomic uint64_t *counter)
 {

@@ -236,6 +236,10 @@ static kvs_status run_attend(const kvs_binding *binding, const kvs_bound_op *op,
 {
     struct kvs_device_view backend = kvs_device_backend(binding->device);
     kvs_status status = backend.backend->attend_begin(backend.self, op, step);
+    if (status == KVS_OK && step->takes_whole_layers) {
+        status = backend.backend->attend_wave(backend.self, op, step, 0, active_pages);
+        return status == KVS_OK ? backend.backend->attend_finish(backend.self, op, step) : status;
+    }
     for (uint64_t begin = 0; status == KVS_OK && begin < active_pages;) {
         uint64_t end = begin;
         status = kvs_pager_acquire_wave(binding->pager, op->layer, begin, &end);
@@ -289,8 +293,15 @@ static kvs_status replay(kvs_binding *binding, const kvs_pass_desc *pass, struct
         return status;
     }
     status = run_ops(binding, pass, step, active_pages);
+    const bool takes_layers = step->takes_whole_layers && binding->pager != NULL;
+    if (status == KVS_OK && takes_layers) {
+        status = kvs_pager_open_layers(binding->pager);
+    }
     const kvs_status ended = backend.backend->pass_end(backend.self, status == KVS_OK);
     status = status == KVS_OK ? ended : status;
+    if (status == KVS_OK && takes_layers) {
+        status = kvs_pager_close_layers(binding->pager, step->notes);
+    }
     if (status == KVS_OK) {
         binding->pass = step->number;
         binding->n_rows = step->n_rows;
@@ -346,6 +357,7 @@ kvs_status kvs_binding_run(kvs_binding *binding, const kvs_pass_desc *pass)
                             .deltas = deltas,
                             .n_deltas = binding->tape->n_deltas,
                             .is_resident = view.is_resident,
+                            .stream = view.stream,
                             .binding = binding->id,
                             .out_rows = pass->out_rows,
                             .outputs = pass->outputs,

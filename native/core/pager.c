@@ -22,6 +22,7 @@ static void free_tables(kvs_pager *pager)
     kvs_array_free(pager->pass);
     kvs_array_free(pager->tables);
     kvs_array_free(pager->capacity);
+    kvs_array_free(pager->stream);
     kvs_array_free(pager->lookahead_prefix);
     kvs_array_free(pager->slots);
     kvs_array_free(pager->free_slots);
@@ -51,7 +52,8 @@ kvs_status kvs_pager_create(kvs_cache *cache, kvs_pager **pager)
     made->tables = kvs_array_alloc(device, info.n_layers, sizeof *made->tables);
     made->capacity = kvs_array_alloc(device, info.n_layers, sizeof *made->capacity);
     made->lookahead_prefix = kvs_array_alloc(device, info.n_layers, sizeof *made->lookahead_prefix);
-    if (made->where == NULL || made->pass == NULL || made->tables == NULL || made->capacity == NULL ||
+    made->stream = kvs_array_alloc(device, info.n_layers, sizeof *made->stream);
+    if (made->where == NULL || made->pass == NULL || made->stream == NULL || made->tables == NULL || made->capacity == NULL ||
         made->lookahead_prefix == NULL) {
         free_tables(made);
         kvs_object_free(device, made);

@@ -16,6 +16,7 @@ typedef struct kvs_pass_view {
     uint64_t active_pages;              /* per layer */
     bool is_resident;                   /* no page comes through the ring */
     const uint64_t *const *page_tables; /* [layer][active_pages]; entries are valid between acquire and release */
+    kvs_stream_view stream;             /* entries of streamed pages say where they will lie */
 } kvs_pass_view;
 
 /* errors: EBUSY no pass is open */
@@ -29,6 +30,13 @@ kvs_status kvs_pager_check_layers(kvs_pager *pager, const kvs_kv_layer *layer, u
 /* The next wave of a layer, from page_begin on: waits until its pages are on the device and says where it ends. Waves follow
  * one another from page 0 to active_pages, layers in rising order. errors: EIO; EINVAL out of order */
 kvs_status kvs_pager_acquire_wave(kvs_pager *pager, uint32_t layer, uint64_t page_begin, uint64_t *page_end);
+
+/* Instead of waves: all readers of the pass are about to enter the compute order, and order themselves with the copies. Waits
+ * until all resident pages are there. errors: EIO; EINVAL */
+kvs_status kvs_pager_open_layers(kvs_pager *pager);
+
+/* Behind the last operation of such a pass: nothing of it will be read any more. notes: as in the step. errors: EIO */
+kvs_status kvs_pager_close_layers(kvs_pager *pager, const kvs_stream_note *notes);
 
 /* Every reader of the wave has finished. errors: EIO; EINVAL */
 kvs_status kvs_pager_release_wave(kvs_pager *pager, uint32_t layer, uint64_t page_begin, uint64_t page_end);

@@ -250,7 +250,19 @@ kvs_status kvs_pager_view_pass(kvs_pager *pager, kvs_pass_view *view)
     if (!pager->is_in_pass) {
         return kvs_fail(pager->device, KVS_EBUSY, "no pass is open");
     }
-    *view = (kvs_pass_view){.n_rows = pager->pass_rows,
+    kvs_stream_view stream = {.gate = NULL};
+    if (pager->pass_end_demand != 0) {
+        kvs_ring_view(pager->ring, &stream);
+    }
+    stream.layers = pager->stream;
+    for (uint32_t layer = 0; layer < pager->n_layers; layer++) {
+        const kvs_pass_layer *of = &pager->pass[layer];
+        pager->stream[layer] = (kvs_stream_layer){.first_demand = of->first_demand,
+                                                  .first_page = (uint32_t)of->prefix,
+                                                  .end_page = (uint32_t)pager->tail_first};
+    }
+    *view = (kvs_pass_view){.stream = stream,
+                            .n_rows = pager->pass_rows,
                             .n_layers = pager->n_layers,
                             .first_token = pager->pass_first,
                             .seq_id = kvs_seq_identity(pager->current),

@@ -86,6 +86,7 @@ struct kvs_pager {
     uint64_t active_pages;
     uint64_t pass_end_demand; /* ring number behind the pass */
     kvs_pass_layer *pass;  /* [n_layers] */
+    kvs_stream_layer *stream; /* [n_layers]: of the pass, for backends */
     const uint64_t **tables; /* [n_layers] into pass[].page_table */
 
     /* Demands of the next pass that are already submitted. */

@@ -228,6 +228,55 @@ kvs_status kvs_pager_acquire_wave(kvs_pager *pager, uint32_t layer, uint64_t pag
     return status;
 }
 
+kvs_status kvs_pager_open_layers(kvs_pager *pager)
+{
+    const kvs_status status = kvs_pager_wait_loads(pager, pager->loads.submitted);
+    if (status != KVS_OK || pager->pass_end_demand == 0) {
+        return status;
+    }
+    uint64_t first = pager->pass_end_demand - streamed_pages(pager);
+    if (first != kvs_ring_consumed(pager->ring)) {
+        return kvs_fail(pager->device, KVS_EINVAL, "the pass begins at demand %llu, but %llu is the next to be read",
+                        (kvs_ull)first, (kvs_ull)kvs_ring_consumed(pager->ring));
+    }
+    return of_ring(pager, kvs_ring_open(pager->ring, pager->pass_end_demand));
+}
+
+/* What observe_wave sees, of layers that were read without being asked for. */
+static void observe_layer(kvs_pager *pager, const kvs_stream_note *note, const kvs_stream_note *before)
+{
+    pager->waves++;
+    pager->past_stalls += note->n_lying == 0;
+    pager->peak_pages = note->n_lying > pager->peak_pages ? note->n_lying : pager->peak_pages;
+    if (before != NULL && note->wanted_ns > before->left_ns) {
+        const uint64_t gap = note->wanted_ns - before->left_ns;
+        pager->gap_ns = gap > pager->gap_ns ? gap : pager->gap_ns;
+    }
+}
+
+/* The copies have ended on the device; their news may still be on its way. */
+kvs_status kvs_pager_close_layers(kvs_pager *pager, const kvs_stream_note *notes)
+{
+    const kvs_stream_note *before = NULL;
+    if (pager->pass_end_demand == 0) {
+        return KVS_OK;
+    }
+    kvs_status status = kvs_ring_acquire_wait(pager->ring, pager->pass_end_demand);
+    if (status == KVS_OK) {
+        status = kvs_ring_consume(pager->ring, pager->pass_end_demand);
+    }
+    for (uint32_t layer = 0; status == KVS_OK && layer < pager->n_layers; layer++) {
+        const uint64_t n_pages = pager->tail_first - pager->pass[layer].prefix;
+        pager->streamed_pages += n_pages;
+        pager->streamed_bytes += n_pages * kvs_cache_record(pager->cache, layer)->record_bytes;
+        if (n_pages != 0) {
+            observe_layer(pager, &notes[layer], before);
+            before = &notes[layer];
+        }
+    }
+    return of_ring(pager, status);
+}
+
 kvs_status kvs_pager_release_wave(kvs_pager *pager, uint32_t layer, uint64_t page_begin, uint64_t page_end)
 {
     const kvs_pass_layer *pass = &pager->pass[layer];

@@ -81,6 +81,22 @@ static kvs_status check_desc(kvs_device *device, const kvs_ring_desc *desc)
     return KVS_OK;
 }
 
+static kvs_status join_backend(const kvs_ring *ring)
+{
+    const struct kvs_device_view view = kvs_device_backend(ring->device);
+    return view.backend->ring_join == NULL
+               ? KVS_OK
+               : view.backend->ring_join(view.self, &ring->open, &ring->ready, ring->n_slots);
+}
+
+static void leave_backend(const kvs_ring *ring)
+{
+    const struct kvs_device_view view = kvs_device_backend(ring->device);
+    if (view.backend->ring_leave != NULL) {
+        view.backend->ring_leave(view.self, &ring->open);
+    }
+}
+
 kvs_status kvs_ring_create(kvs_device *device, const kvs_ring_desc *desc, kvs_ring **ring)
 {
     if (device == NULL || ring == NULL) {
@@ -113,6 +129,13 @@ kvs_status kvs_ring_create(kvs_device *device, const kvs_ring_desc *desc, kvs_ri
     made->fills_nan = kvs_device_has(device, KVS_DEVICE_POISON_RELEASED);
     made->runs = runs;
     made->runs_capacity = FIRST_RUNS;
+    status = join_backend(made);
+    if (status < 0) {
+        kvs_array_free(runs);
+        kvs_lease_release(made->lease);
+        kvs_object_free(device, made);
+        return status;
+    }
     if (made->fills_nan) {
         fill_nan(made, 0, made->n_slots);
     }
@@ -126,6 +149,7 @@ void kvs_ring_release(kvs_ring *ring)
         return;
     }
     (void)kvs_ring_cancel(ring);
+    leave_backend(ring);
     kvs_device *device = ring->device;
     kvs_lease *lease = ring->lease;
     kvs_array_free(ring->runs);
@@ -187,9 +211,9 @@ kvs_status kvs_ring_query(kvs_ring *ring, uint64_t demand)
 
 uint64_t kvs_ring_acquirable_end(const kvs_ring *ring)
 {
-    const uint64_t consumed = kvs_ring_consumed(ring);
-    uint64_t end = consumed;
-    for (uint32_t i = 0; i < ring->n_runs && kvs_ring_run_at(ring, i)->gate <= consumed; i++) {
+    const uint64_t open = kvs_ring_opened(ring);
+    uint64_t end = kvs_ring_consumed(ring);
+    for (uint32_t i = 0; i < ring->n_runs && kvs_ring_run_at(ring, i)->gate <= open; i++) {
         end = kvs_ring_run_at(ring, i)->end;
     }
     return end;
@@ -222,9 +246,9 @@ kvs_status kvs_ring_acquire_wait(kvs_ring *ring, uint64_t end)
         rely_on_ready(ring, end);
         return KVS_OK;
     }
-    /* Only the owner raises `consumed`, and the owner is here: a gate beyond it stays shut for good. */
+    /* Only the owner opens gates, and the owner is here: one that is shut stays so for good. */
     const kvs_ring_run *last = kvs_ring_run_reaching(ring, end);
-    if (last->gate > consumed) {
+    if (last->gate > kvs_ring_opened(ring)) {
         return kvs_fail(ring->device, KVS_EBUSY,
                         "ring: demand %llu needs %llu consumed, %llu are (%u slots)", (kvs_ull)(end - 1),
                         (kvs_ull)last->gate, (kvs_ull)consumed, kvs_ring_open_slots(ring));
@@ -237,7 +261,16 @@ static void set_consumed(kvs_ring *ring, uint64_t end)
     fill_demands(ring, kvs_ring_consumed(ring), end);
     /* Release: what readers and the fill did to the slots comes before the copy that waits for this. */
     atomic_store_explicit(&ring->consumed, end, memory_order_release);
+    if (end > kvs_ring_opened(ring)) {
+        atomic_store_explicit(&ring->open, end, memory_order_release);
+    }
     kvs_ring_forget_runs(ring, end);
+}
+
+static void tell_backend(const kvs_ring *ring, uint64_t end)
+{
+    const struct kvs_device_view view = kvs_device_backend(ring->device);
+    view.backend->gate_advanced(view.self, &ring->open, end);
 }
 
 kvs_status kvs_ring_consume(kvs_ring *ring, uint64_t end)
@@ -255,11 +288,37 @@ kvs_status kvs_ring_consume(kvs_ring *ring, uint64_t end)
                         (kvs_ull)end, (kvs_ull)consumed, (kvs_ull)kvs_ring_ready(ring));
     }
     if (end > consumed) {
+        const bool was_open = end <= kvs_ring_opened(ring);
         set_consumed(ring, end);
-        const struct kvs_device_view view = kvs_device_backend(ring->device);
-        view.backend->gate_advanced(view.self);
+        if (!was_open) {
+            tell_backend(ring, end);
+        }
     }
     return KVS_OK;
+}
+
+kvs_status kvs_ring_open(kvs_ring *ring, uint64_t end)
+{
+    if (kvs_ring_failure(ring) < 0) {
+        return kvs_fail(ring->device, KVS_EPOISONED, "ring: a copy failed with %s; cancel first",
+                        kvs_status_name(kvs_ring_failure(ring)));
+    }
+    if (ring->fills_nan || end > kvs_ring_submitted(ring)) {
+        return kvs_fail(ring->device, KVS_EINVAL, "ring: %llu cannot be opened, %llu are submitted%s", (kvs_ull)end,
+                        (kvs_ull)kvs_ring_submitted(ring), ring->fills_nan ? "; released slots are to be filled" : "");
+    }
+    if (end > kvs_ring_opened(ring)) {
+        atomic_store_explicit(&ring->open, end, memory_order_release);
+    }
+    return KVS_OK;
+}
+
+void kvs_ring_view(const kvs_ring *ring, kvs_stream_view *view)
+{
+    view->gate = &ring->open;
+    view->base_demand = ring->base_demand;
+    view->n_slots = kvs_ring_open_slots(ring);
+    view->run_slots = ring->run_limit < view->n_slots ? ring->run_limit : view->n_slots;
 }
 
 /* ---- cancel, hold ---- */
@@ -347,7 +406,8 @@ kvs_status kvs_ring_check_integrity(kvs_ring *ring)
         return kvs_fail(ring->device, KVS_ECORRUPT, "ring: consumed %llu, ready %llu, submitted %llu, base %llu",
                         (kvs_ull)consumed, (kvs_ull)ready, (kvs_ull)submitted, (kvs_ull)ring->base_demand);
     }
-    if (ready - consumed > kvs_ring_open_slots(ring)) {
+    const uint64_t open = kvs_ring_opened(ring);
+    if (open < consumed || (ready > open && ready - open > kvs_ring_open_slots(ring))) {
         return kvs_fail(ring->device, KVS_ECORRUPT, "ring: %llu ready demands in %u slots", (kvs_ull)(ready - consumed),
                         kvs_ring_open_slots(ring));
     }

@@ -68,7 +68,7 @@ kvs_status kvs_ring_check_runs(const kvs_ring *ring)
             return kvs_fail(ring->device, KVS_ECORRUPT, "ring: run %u of %llu pages crosses the end or its limit", i,
                             (kvs_ull)length);
         }
-        if (r->end <= ready && r->gate > kvs_ring_consumed(ring)) {
+        if (r->end <= ready && r->gate > kvs_ring_opened(ring)) {
             return kvs_fail(ring->device, KVS_ECORRUPT, "ring: run %u was copied before its slots were consumed", i);
         }
         begin = r->end;

@@ -13,7 +13,7 @@
 /* One queued copy: the demands below `end` and from the previous run's end on. */
 typedef struct kvs_ring_run {
     uint64_t end;
-    uint64_t gate; /* `consumed` at which it may start */
+    uint64_t gate; /* `open` at which it may start */
     kvs_host *host; /* retained until consumed */
 } kvs_ring_run;
 
@@ -31,6 +31,7 @@ struct kvs_ring {
     _Atomic uint64_t submitted;
     _Atomic uint64_t ready;
     _Atomic uint64_t consumed;
+    _Atomic uint64_t open; /* gate of copies: consumed, or further where readers order themselves */
     _Atomic int failed;
 
     /* Unconsumed runs in order: a ring buffer, capacity a power of two. */
@@ -47,6 +48,11 @@ struct kvs_ring {
     _Atomic uint64_t stall_ns;
     _Atomic uint32_t held_seen; /* n_held for readers on any thread */
 };
+
+static inline uint64_t kvs_ring_opened(const kvs_ring *ring)
+{
+    return atomic_load_explicit(&ring->open, memory_order_acquire);
+}
 
 static inline int kvs_ring_failure(const kvs_ring *ring)
 {

@@ -90,7 +90,7 @@ static void describe_copy(kvs_ring *ring, const kvs_demand *demand, uint32_t don
         .device_stride_bytes = ring->slot_bytes,
         /* Always with a gate, so that all runs stay in one queue and `ready` rises in order. The last slot of the run
          * is the last to be left. */
-        .gate = &ring->consumed,
+        .gate = &ring->open,
         .gate_value = end > open_slots ? end - open_slots : 0,
         .done = &ring->ready,
         .done_value = end,

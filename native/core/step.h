@@ -86,6 +86,30 @@ typedef struct kvs_rows_shape {
     uint32_t is_front; /* written in passes with KVS_PASS_FRONT alone */
 } kvs_rows_shape;
 
+/* One layer's pages [first_page, end_page) that a ring brings, the first of them as demand first_demand. */
+typedef struct kvs_stream_layer {
+    uint64_t first_demand;
+    uint32_t first_page;
+    uint32_t end_page;
+} kvs_stream_layer;
+
+/* What the readers of a layer tell: clock of the device. */
+typedef struct kvs_stream_note {
+    uint64_t wanted_ns; /* when the first page of the ring was wanted */
+    uint64_t left_ns;   /* when the last one was left */
+    uint64_t n_lying;   /* pages that lay there when it was wanted; 0: it was waited for */
+    uint64_t reserved;
+} kvs_stream_note;
+
+/* What of a pass comes through a ring. Demand d lies in slot (d - base_demand) % n_slots. */
+typedef struct kvs_stream_view {
+    const _Atomic uint64_t *gate; /* of its copies: the ring's name. NULL: nothing streams */
+    uint64_t base_demand;
+    uint32_t n_slots;
+    uint32_t run_slots;           /* of the longest copy */
+    const kvs_stream_layer *layers; /* [n_layers of the step] */
+} kvs_stream_view;
+
 /* One pass as operations see it. */
 struct kvs_step {
     uint32_t n_rows;
@@ -110,6 +134,9 @@ struct kvs_step {
     const kvs_delta_view *deltas;       /* [recurrent layer] */
     uint32_t n_deltas;
     bool is_resident;                   /* no page comes through a ring */
+    bool takes_whole_layers;            /* set by pass_begin */
+    kvs_stream_view stream;             /* what comes through one */
+    const kvs_stream_note *notes;       /* [n_layers], set by pass_begin: of layers that stream, true when the pass has ended */
     uint64_t binding;                   /* whose operations these are, never the same for two; 0: a prompt's, whose passes differ */
 };
 

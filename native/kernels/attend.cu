@@ -268,8 +268,11 @@ extern "C" __global__ void __launch_bounds__(N_THREADS, 2) attend_leaf(const kvs
     const kvs_attend_params p = params_of_pass(given);
     kvs_wait_for_previous();
     __shared__ shared_state s;
-    const tile_view tile = tile_of(&p, TILE);
-    const page_run pages = pages_of_slot(&p, blockIdx.z);
+    __shared__ kvs_u64 seen;
+    page_gate gate = gate_of(p.step, p.layer);
+    const leaf_place place = place_of_block(&p, &gate, &seen);
+    const tile_view tile = tile_of(&p, &place, TILE);
+    const page_run pages = pages_of_slot(&p, place.slot);
     if (pages.begin == pages.end) {
         return;
     }
@@ -280,9 +283,13 @@ extern "C" __global__ void __launch_bounds__(N_THREADS, 2) attend_leaf(const kvs
     }
     load_queries(&p, &tile, &s);
     for (kvs_u32 page = pages.begin; page < pages.end; page++) {
+        await_page(&gate, page, &seen);
         attend_page(&p, &tile, page, &s, &mine, &so_far);
     }
-    move_running<true>(&p, &tile, region_of_slot(&p, blockIdx.z), &mine, &so_far);
+    if (threadIdx.x == 0) { /* a barrier follows the block's last read of a page */
+        leave_pages(&gate, pages.begin, pages.end, gridDim.x * gridDim.y);
+    }
+    move_running<true>(&p, &tile, region_of_slot(&p, place.slot), &mine, &so_far);
 }
 
 /* See running_sums. */

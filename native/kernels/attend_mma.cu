@@ -594,14 +594,23 @@ __device__ inline void attend_page(const kvs_attend_params *p, const tile_view *
 extern "C" __global__ void __launch_bounds__(N_THREADS, KVS_BLOCKS) attend_leaf(const kvs_attend_params given)
 {
     __shared__ shared_state<KVS_TILES> s;
+    __shared__ kvs_u64 seen;
     kvs_let_next_begin();
     const kvs_attend_params p = params_of_pass(given);
-    const tile_view tile = tile_of(&p, 8 * KVS_TILES);
-    const page_run pages = pages_of_slot(&p, blockIdx.z);
-    if (pages.begin != pages.end) {
+    page_gate gate = gate_of(p.step, p.layer);
+    const bool has_tickets = gate.words != nullptr;
+    if (has_tickets) { /* who has one keeps out no block that it waits for: all of those have ended, or have lower ones */
+        kvs_wait_for_previous();
+    }
+    const leaf_place place = place_of_block(&p, &gate, &seen);
+    const tile_view tile = tile_of(&p, &place, 8 * KVS_TILES);
+    const page_run pages = pages_of_slot(&p, place.slot);
+    if (!has_tickets && pages.begin != pages.end) {
         prefetch_bytes(head_of_page(&p, &tile, pages.begin), k_side::bytes + v_side::bytes);
     }
-    kvs_wait_for_previous();
+    if (!has_tickets) {
+        kvs_wait_for_previous();
+    }
     if (pages.begin == pages.end) {
         return;
     }
@@ -614,9 +623,13 @@ extern "C" __global__ void __launch_bounds__(N_THREADS, KVS_BLOCKS) attend_leaf(
     note_visible(&p, &tile, pages.begin, &s);
     __syncthreads();
     for (kvs_u32 page = pages.begin; page < pages.end && s.n_visible[page % 2][tile.n - 1] != 0; page++) {
+        await_page(&gate, page, &seen);
         attend_page(&p, &tile, page, page + 1 < pages.end ? page + 1 : page, &s, &mine, so_far);
     }
-    move_running<KVS_TILES, true>(&p, &tile, region_of_slot(&p, blockIdx.z), &mine, so_far);
+    if (threadIdx.x == 0) { /* a barrier follows the block's last read of a page */
+        leave_pages(&gate, pages.begin, pages.end, gridDim.x * gridDim.y);
+    }
+    move_running<KVS_TILES, true>(&p, &tile, region_of_slot(&p, place.slot), &mine, so_far);
 }
 
 __device__ inline kvs_u32 value_of_element(kvs_u32 element)

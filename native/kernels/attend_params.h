@@ -20,6 +20,8 @@ typedef struct kvs_attend_params {
     unsigned long long results;    /* [query] parts: all groups before it */
     unsigned long long first_token; /* row r sees tokens 0 .. first_token + r; where `step` is 0 */
     unsigned long long step;        /* kvs_step_words, or 0. With it page_end is an upper bound, and is_last is found out */
+    unsigned long long layer;       /* kvs_step_layer, or 0: all pages are there */
+    unsigned long long ticket;      /* unsigned int, 0 before the launch: where pages go through a ring */
     unsigned int q_stride;
     unsigned int out_stride;
     unsigned int n_rows;

@@ -8,7 +8,7 @@
 #include "attend_params.h"
 #include "grid.cuh"
 #include "kv_types.cuh"
-#include "step_words.h"
+#include "page_gate.cuh"
 
 #define N_THREADS 256u
 #define N_WARPS (N_THREADS / 32u)
@@ -75,6 +75,37 @@ __device__ inline kvs_attend_params params_of_pass(kvs_attend_params p)
     return p;
 }
 
+/* Which part of a launch a block does. */
+struct leaf_place {
+    kvs_u32 tile;
+    kvs_u32 kv_head;
+    kvs_u32 slot;
+};
+
+/* All threads. By ticket where pages go through a ring: pages in the order in which blocks begin. */
+__device__ inline leaf_place place_of_block(const kvs_attend_params *p, const page_gate *gate, kvs_u64 *shared)
+{
+    leaf_place place = {blockIdx.x, blockIdx.y, blockIdx.z};
+    if (gate->words != nullptr) {
+        if (threadIdx.x == 0) {
+            *shared = take_ticket(p->ticket);
+        }
+        __syncthreads();
+        const kvs_u32 ticket = (kvs_u32)*shared, of_slot = gridDim.x * gridDim.y;
+        __syncthreads();
+        place.tile = ticket % gridDim.x;
+        place.kv_head = ticket % of_slot / gridDim.x;
+        place.slot = ticket / of_slot;
+    }
+    return place;
+}
+
+__device__ inline leaf_place place_of_block()
+{
+    const leaf_place place = {blockIdx.x, blockIdx.y, blockIdx.z};
+    return place;
+}
+
 /* Queries of a block. */
 struct tile_view {
     kvs_u32 first;   /* among those of the KV head */
@@ -83,12 +114,12 @@ struct tile_view {
     kvs_u32 kv_head;
 };
 
-__device__ inline tile_view tile_of(const kvs_attend_params *p, kvs_u32 most)
+__device__ inline tile_view tile_of(const kvs_attend_params *p, const leaf_place *place, kvs_u32 most)
 {
     tile_view tile;
     tile.group = p->n_query_heads / p->n_kv_heads;
-    tile.kv_head = blockIdx.y;
-    tile.first = blockIdx.x * most;
+    tile.kv_head = place->kv_head;
+    tile.first = place->tile * most;
     const kvs_u32 left = p->n_rows * tile.group - tile.first;
     tile.n = left < most ? left : most;
     return tile;

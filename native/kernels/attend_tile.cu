@@ -397,7 +397,8 @@ extern "C" __global__ void __launch_bounds__(N_THREADS, 1) attend_leaf(const kvs
     kvs_let_next_begin();
     kvs_wait_for_previous();
     __shared__ shared_state s;
-    const tile_view tile = tile_of(&p, TILE_QUERIES);
+    const leaf_place place = place_of_block();
+    const tile_view tile = tile_of(&p, &place, TILE_QUERIES);
     const page_run run = pages_of_slot(&p, blockIdx.z);
     const steps_t steps = {&p, &tile, run.begin, seen_from(&p, &tile, tile.n - 1, run)};
     lane_state lane = {{MINUS_INFINITY, MINUS_INFINITY}, {0.0f, 0.0f}, {0.0f, 0.0f}, {0, 0}};

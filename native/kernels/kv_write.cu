@@ -11,7 +11,7 @@
 #include "attend_params.h"
 #include "grid.cuh"
 #include "kv_types.cuh"
-#include "step_words.h"
+#include "page_gate.cuh"
 
 #define N_WARPS 8u
 
@@ -185,6 +185,7 @@ extern "C" __global__ void __launch_bounds__(N_WARPS * 32) kv_write(const kvs_kv
     typedef kvs_kv_side<KVS_TYPE_K, KVS_DIM_K> k_side;
     typedef kvs_kv_side<KVS_TYPE_V, KVS_DIM_V> v_side;
     const kvs_u32 row = blockIdx.x, head = blockIdx.y, lane = threadIdx.x % 32;
+    come_late((const kvs_step_words *)p.step);
     const kvs_u64 token = (p.step == 0 ? p.first_token : ((const kvs_step_words *)p.step)->first_token) + row;
     kvs_u8 *record = (kvs_u8 *)((const kvs_u64 *)p.page_table)[token / KVS_PAGE_TOKENS] +
                      (kvs_u64)head * (k_side::bytes + v_side::bytes);

@@ -18,8 +18,12 @@ from pykvstream.errors import InvalidArgument, Unsupported
 
 CPU = "cpu"
 CUDA = "cuda"
-CARD_SWITCHES = {"early": DeviceFlag.NO_EARLY, "graphs": DeviceFlag.NO_GRAPHS}
-"""Settings behind a card's name that are ``on`` or ``off``, and what switches each off. No bit depends on them."""
+CARD_SWITCHES = {
+    "early": (DeviceFlag.NO_EARLY, "off"),
+    "graphs": (DeviceFlag.NO_GRAPHS, "off"),
+    "counters": (DeviceFlag.COUNTERS, "on"),
+}
+"""Settings behind a card's name that are ``on`` or ``off``: a flag, and what sets it. No bit depends on them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +46,9 @@ class CudaDevice(Device):
     """The card with the driver's number ``ordinal``.
 
     ``wait_limit_s``: how many seconds any wait for the card may take, by default 60. Past it the card is lost, see
-    ``kvs_device_desc``: calls raise ``DeviceError`` at once until it is found to have finished.
+    ``kvs_device_desc``: calls raise ``DeviceError`` at once until it is found to have finished. With
+    ``DeviceFlag.COUNTERS`` a kernel gives a page up that it has waited for for a third of that.
+    For tests, with that flag: kernels that write and read pages come up to ``delay_us`` late, at random.
 
     Raises ``Unsupported`` without a driver or with too old a card, ``NotFound`` where there is no such card,
     ``DeviceError``.
@@ -51,16 +57,23 @@ class CudaDevice(Device):
     __slots__ = ()
 
     def __init__(
-        self, ordinal: int = 0, *, flags: DeviceFlag = DeviceFlag.NONE, wait_limit_s: float | None = None
+        self,
+        ordinal: int = 0,
+        *,
+        flags: DeviceFlag = DeviceFlag.NONE,
+        wait_limit_s: float | None = None,
+        delay_us: int = 0,
     ) -> None:
-        if isinstance(ordinal, bool) or not isinstance(ordinal, int) or not 0 <= ordinal < 1 << 31:
-            raise InvalidArgument(f"a card's number must be an integer of at least 0, got {ordinal!r}")
+        for name, value, most in (("a card's number", ordinal, (1 << 31) - 1), ("delay_us", delay_us, 4_000_000)):
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
+                raise InvalidArgument(f"{name} must be an integer from 0 to {most}, got {value!r}")
         desc = make_struct(
             "kvs_device_desc",
             flags=int(flags),
             backend=lib.KVS_BACKEND_CUDA,
             ordinal=ordinal,
             wait_limit_ns=_limit_ns(wait_limit_s),
+            delay_us=delay_us,
         )
         pointer = make_device(desc, f"no device {CUDA}:{ordinal}")
         self._hook_handle: Any = None
@@ -163,7 +176,8 @@ def card_flags(settings: str) -> DeviceFlag:
             known = ", ".join(f"{each}=on|off" for each in CARD_SWITCHES)
             raise InvalidArgument(f"setting {setting!r} of a card: supported, each once: {known}")
         seen.add(name)
-        flags |= CARD_SWITCHES[name] if value == "off" else DeviceFlag.NONE
+        flag, sets = CARD_SWITCHES[name]
+        flags |= flag if value == sets else DeviceFlag.NONE
     return flags
 
 

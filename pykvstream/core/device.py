@@ -26,6 +26,7 @@ class DeviceFlag(enum.IntFlag):
     REFERENCE_OPS = lib.KVS_DEVICE_REFERENCE_OPS
     NO_EARLY = lib.KVS_DEVICE_NO_EARLY
     NO_GRAPHS = lib.KVS_DEVICE_NO_GRAPHS
+    COUNTERS = lib.KVS_DEVICE_COUNTERS
 
 
 class Isa(enum.IntEnum):

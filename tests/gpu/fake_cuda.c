@@ -2,9 +2,9 @@
  * function and which of its calls fails, with which number: "cuMemAlloc_v2 3 2". FAKE_CUDA_ARCH is the card's, 90 by default.
  * FAKE_CUDA_COUNT names a file that receives, when the process ends, how many kernels were launched, how many of them
  * early, how many into a recording and how many of those early, and how many recordings were made, launched and let go.
- * FAKE_CUDA_VERSION is the driver's, 13000 by default.
+ * FAKE_CUDA_VERSION is the driver's, 13000 by default. FAKE_CUDA_WORDS=0: it has no stream memory operations.
  * FAKE_CUDA_KERNELS: images are paths of kernels compiled for the host (kernel_engine.py), which then run at once, or when their
- * recording is launched, block after block.
+ * recording is launched, block after block. Words are written at once and never waited for.
  *
  * FAKE_CUDA_STALL names a function and which of its calls never ends on its stream: "cuLaunchKernelEx 40". What follows in the stream
  * waits, other streams that wait for its events do too, and copies are made only when fake_cuda_resume is called. Until then a call
@@ -275,6 +275,11 @@ int cuDeviceGetAttribute(int *value, int attribute, int device)
 {
     BEGIN
     (void)device;
+    if (attribute == 122) {
+        const char *words = getenv("FAKE_CUDA_WORDS");
+        *value = words == NULL || atoi(words) != 0;
+        return 0;
+    }
     *value = attribute == 75 ? arch() / 10 : attribute == 76 ? arch() % 10 : attribute == 97 ? 101376 : attribute == 16 ? 8 : 1;
     return 0;
 }
@@ -454,6 +459,16 @@ int cuLaunchKernelEx(const struct launch *config, void *function, void **params,
     }
     kernel->run(params[0], config->grid, threads);
     return 0;
+}
+
+int cuStreamWaitValue64_v2(void *stream, address word, unsigned long long value, unsigned int flags) { BEGIN (void)word; (void)value; (void)flags; return disturbs(stream); }
+
+int cuStreamWriteValue64_v2(void *stream, address word, unsigned long long value, unsigned int flags)
+{
+    BEGIN
+    (void)flags;
+    __atomic_store_n((unsigned long long *)word, value, __ATOMIC_RELEASE);
+    return disturbs(stream);
 }
 
 /* A capture that nobody ends, or that a second one interrupts, is an error as with the real one. */

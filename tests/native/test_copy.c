@@ -155,7 +155,7 @@ static void test_gate_holds_one_queue_only(uint32_t flags)
     CHECK_U64(atomic_load(&b.done), 0);
     CHECK_STATUS(kvs_device_drain(b.device), KVS_EBUSY);
     atomic_store(&b.gate, 7);
-    b.view.backend->gate_advanced(b.view.self);
+    b.view.backend->gate_advanced(b.view.self, NULL, 0);
     CHECK_OK(wait(&b, &b.done, 1, NULL));
     CHECK(page_is(&b, 0, 1));
     CHECK_OK(kvs_device_drain(b.device));
@@ -177,7 +177,7 @@ static void test_queue_is_first_in_first_out(uint32_t flags)
         CHECK_OK(submit(&b, &copy));
     }
     atomic_store(&b.gate, 1);
-    b.view.backend->gate_advanced(b.view.self);
+    b.view.backend->gate_advanced(b.view.self, NULL, 0);
     CHECK_OK(wait(&b, &b.done, n_copies, NULL));
     CHECK(page_is(&b, 0, (uint8_t)((n_copies - 1) % N_PAGES + 1)));
     close_bench(&b);
@@ -198,7 +198,7 @@ static void test_cancel_drops_one_counter(uint32_t flags)
     }
     b.view.backend->copy_cancel(b.view.self, &b.done);
     atomic_store(&b.gate, 1);
-    b.view.backend->gate_advanced(b.view.self);
+    b.view.backend->gate_advanced(b.view.self, NULL, 0);
     CHECK_OK(wait(&b, &other, 6, NULL));
     for (uint64_t i = 0; i < 6; i++) {
         CHECK(page_is(&b, i, i % 2 == 0 ? 0 : (uint8_t)(i + 1)));

@@ -92,8 +92,9 @@ static kvs_status wait_counter(void *self, const _Atomic uint64_t *counter, uint
     return kvs_copy_engine_wait_counter(((struct cpu *)self)->copies, counter, value, failed);
 }
 
-static void gate_advanced(void *self)
+static void gate_advanced(void *self, const _Atomic uint64_t *gate, uint64_t value)
 {
+    (void)gate, (void)value;
     kvs_copy_engine_gate_advanced(((struct cpu *)self)->copies);
 }
 

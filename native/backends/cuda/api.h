@@ -37,6 +37,9 @@ enum {
     CU_ATTRIBUTE_CAPABILITY_MINOR = 76,
     CU_ATTRIBUTE_SHARED_OPTIN = 97,
     CU_CAPTURE_RELAXED = 2,
+    CU_ATTRIBUTE_STREAM_WORDS = 122, /* 64-bit stream memory operations */
+    CU_WORD_WAIT_AT_LEAST = 0,
+    CU_WORD_WRITE_DEFAULT = 0,       /* behind everything before it in the stream, as all others see it */
     CU_FUNCTION_MAX_DYNAMIC_SHARED = 8
 };
 
@@ -121,6 +124,8 @@ typedef struct cu_launch {
     X(event_destroy, "cuEventDestroy_v2", (cu_event event))                                                            \
     X(event_record, "cuEventRecord", (cu_event event, cu_stream stream))                                               \
     X(event_query, "cuEventQuery", (cu_event event))                                                                   \
+    X(word_wait, "cuStreamWaitValue64_v2", (cu_stream stream, cu_address word, uint64_t value, unsigned int flags))    \
+    X(word_write, "cuStreamWriteValue64_v2", (cu_stream stream, cu_address word, uint64_t value, unsigned int flags))  \
     X(capture_begin, "cuStreamBeginCapture_v2", (cu_stream stream, int mode))                                          \
     X(capture_end, "cuStreamEndCapture", (cu_stream stream, cu_graph *graph))                                          \
     X(graph_free, "cuGraphDestroy", (cu_graph graph))                                                                  \

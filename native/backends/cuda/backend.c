@@ -13,9 +13,11 @@
 
 /* So many bytes are worth the threads and buffers of a load. */
 #define LARGE_WRITE ((uint64_t)16 << 20)
+/* A kernel gives a page up after this share of the limit of a wait, so that its pass ends before the host's wait for it does. */
+#define PAGE_WAIT_SHARE 3u
 /* From here on a kernel may begin while the one before it ends. */
 #define EARLY_ARCH 90u
-#define CARD_FLAGS ((uint32_t)(KVS_DEVICE_POISON_RELEASED | KVS_DEVICE_NO_EARLY | KVS_DEVICE_NO_GRAPHS))
+#define CARD_FLAGS ((uint32_t)(KVS_DEVICE_POISON_RELEASED | KVS_DEVICE_NO_EARLY | KVS_DEVICE_NO_GRAPHS | KVS_DEVICE_COUNTERS))
 
 static struct kvs_cuda *enter(void *self)
 {
@@ -141,9 +143,29 @@ static kvs_status wait_counter(void *self, const _Atomic uint64_t *counter, uint
     return kvs_cuda_copies_wait(((struct kvs_cuda *)self)->copies, counter, value, failed);
 }
 
-static void gate_advanced(void *self)
+/* A counter that cannot be raised leaves copies waiting until their ring is cancelled, and passes that wait for them give up. */
+static void gate_advanced(void *self, const _Atomic uint64_t *gate, uint64_t value)
 {
-    kvs_cuda_copies_gate_advanced(((struct kvs_cuda *)self)->copies);
+    struct kvs_cuda *cuda = self;
+    if (cuda->rings != NULL) {
+        kvs_cuda_enter(&cuda->driver);
+        (void)leave(cuda, kvs_cuda_rings_consumed(cuda->rings, gate, value));
+    }
+    kvs_cuda_copies_gate_advanced(cuda->copies);
+}
+
+static kvs_status ring_join(void *self, const _Atomic uint64_t *gate, const _Atomic uint64_t *done, uint32_t n_slots)
+{
+    struct kvs_cuda *cuda = enter(self);
+    return leave(cuda, cuda->rings == NULL ? KVS_OK : kvs_cuda_rings_join(cuda->rings, gate, done, n_slots));
+}
+
+static void ring_leave(void *self, const _Atomic uint64_t *gate)
+{
+    struct kvs_cuda *cuda = self;
+    if (cuda->rings != NULL) {
+        kvs_cuda_rings_leave(cuda->rings, gate);
+    }
 }
 
 static kvs_status copy_drain(void *self)
@@ -161,7 +183,9 @@ static uint32_t copy_run(void *self, uint32_t limit)
 
 static void copy_cancel(void *self, const _Atomic uint64_t *done)
 {
-    kvs_cuda_copies_cancel(((struct kvs_cuda *)self)->copies, done);
+    struct kvs_cuda *cuda = enter(self);
+    kvs_cuda_copies_cancel(cuda->copies, done);
+    (void)leave(cuda, KVS_OK);
 }
 
 /* ---- weights and operations ---- */
@@ -214,7 +238,7 @@ static kvs_status attend_begin(void *self, const kvs_bound_op *op, const struct 
 }
 
 /* Behind a wave its ring slots may be given back: the copy engine waits for the event before it overwrites one. A pass that is
- * recorded reads none. */
+ * recorded reads none, or says by itself what it has read. */
 static kvs_status attend_wave(void *self, const kvs_bound_op *op, const struct kvs_step *step, uint64_t page_begin,
                               uint64_t page_end)
 {
@@ -356,6 +380,7 @@ static void free_parts(struct kvs_cuda *cuda)
     kvs_cuda_copies_destroy(cuda->copies);
     kvs_cuda_graphs_destroy(cuda->graphs);
     kvs_cuda_steps_destroy(cuda->steps);
+    kvs_cuda_rings_destroy(cuda->rings);
     kvs_cuda_kernels_destroy(cuda->kernels);
     kvs_cuda_loader_destroy(cuda->loader);
     kvs_cuda_memory_destroy(cuda->memory);
@@ -388,6 +413,8 @@ static const kvs_backend TABLE = {
     .copy_submit_many = copy_submit_many,
     .wait_counter = wait_counter,
     .gate_advanced = gate_advanced,
+    .ring_join = ring_join,
+    .ring_leave = ring_leave,
     .copy_drain = copy_drain,
     .copy_run = copy_run,
     .copy_cancel = copy_cancel,
@@ -413,8 +440,20 @@ static const kvs_backend TABLE = {
     .destroy = destroy,
 };
 
+/* Slots that are to be filled with NaN when they are released are filled by the host, which does not see kernels release one. */
+static kvs_status check_counters(const struct kvs_cuda *cuda, const kvs_device_desc *desc)
+{
+    if ((desc->flags & KVS_DEVICE_COUNTERS) != 0 && cuda->driver.has_words == 0) {
+        return kvs_fail(cuda->device, KVS_EUNSUPPORTED, "counters: the driver has no 64-bit stream memory operations on this card");
+    }
+    return (desc->flags & KVS_DEVICE_COUNTERS) != 0 && (desc->flags & KVS_DEVICE_POISON_RELEASED) != 0
+               ? kvs_fail(cuda->device, KVS_EUNSUPPORTED, "counters: released pages are to be filled, which the host does")
+               : KVS_OK;
+}
+
 static kvs_status create_parts(struct kvs_cuda *cuda, const kvs_device_desc *desc)
 {
+    const kvs_cuda_step_waits waits = {.limit_ns = cuda->page_limit_ns, .delay_ns = desc->delay_us * 1000};
     kvs_device *device = cuda->device;
     const kvs_cuda_driver *driver = &cuda->driver;
     kvs_status status = kvs_cuda_waits_create(device, &cuda->driver, desc->wait_limit_ns);
@@ -434,13 +473,16 @@ static kvs_status create_parts(struct kvs_cuda *cuda, const kvs_device_desc *des
     if (status == KVS_OK) {
         status = kvs_cuda_kernels_create(device, driver, &cuda->kernels);
     }
+    if (status == KVS_OK && (desc->flags & KVS_DEVICE_COUNTERS) != 0) {
+        status = kvs_cuda_rings_create(device, driver, cuda->memory, cuda->compute, &cuda->rings);
+    }
     if (status == KVS_OK) {
-        status = kvs_cuda_steps_create(device, driver, cuda->compute, cuda->memory, &cuda->steps);
+        status = kvs_cuda_steps_create(device, driver, cuda->compute, cuda->memory, cuda->rings, waits, &cuda->steps);
     }
     if (status == KVS_OK && (desc->flags & KVS_DEVICE_NO_GRAPHS) == 0) {
         status = kvs_cuda_graphs_create(device, driver, cuda->compute, &cuda->graphs);
     }
-    return status == KVS_OK ? kvs_cuda_copies_create(device, driver, cuda->readers, &cuda->copies) : status;
+    return status == KVS_OK ? kvs_cuda_copies_create(device, driver, cuda->readers, cuda->rings, &cuda->copies) : status;
 }
 
 kvs_status kvs_cuda_backend_create(kvs_device *device, const kvs_device_desc *desc, const kvs_backend **table, void **self)
@@ -462,6 +504,7 @@ kvs_status kvs_cuda_backend_create(kvs_device *device, const kvs_device_desc *de
         free(cuda);
         return status;
     }
+    cuda->page_limit_ns = (desc->wait_limit_ns == 0 ? KVS_CUDA_WAIT_LIMIT_NS : desc->wait_limit_ns) / PAGE_WAIT_SHARE;
     cuda->is_early = cuda->driver.arch >= EARLY_ARCH && (desc->flags & KVS_DEVICE_NO_EARLY) == 0;
     cuda->launcher = (kvs_cuda_launcher){.device = device,
                                          .arch = cuda->driver.arch,
@@ -469,7 +512,10 @@ kvs_status kvs_cuda_backend_create(kvs_device *device, const kvs_device_desc *de
                                          .shared_bytes = cuda->driver.shared_bytes,
                                          .cuda = cuda};
     kvs_cuda_enter(&cuda->driver);
-    status = create_parts(cuda, desc);
+    status = check_counters(cuda, desc);
+    if (status == KVS_OK) {
+        status = create_parts(cuda, desc);
+    }
     if (status != KVS_OK) {
         free_parts(cuda);
         return status;

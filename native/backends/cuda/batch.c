@@ -63,8 +63,10 @@ static kvs_status issue_copy(kvs_cuda_lanes *lanes, const kvs_cuda_entry *entry)
         return status;
     }
     const uint64_t extent = host_extent(copy);
+    kvs_mutex_lock(lanes->pinning);
     status =
         kvs_cuda_host_pin(entry->host, lanes->device, lanes->driver, copy->host_offset, extent);
+    kvs_mutex_unlock(lanes->pinning);
     if (status != KVS_OK) {
         return status;
     }
@@ -79,6 +81,23 @@ static kvs_status issue_copy(kvs_cuda_lanes *lanes, const kvs_cuda_entry *entry)
     return status;
 }
 
+/* A copy into a ring goes behind the readers of its slots, and says when it is there. */
+static kvs_status issue_ring_copy(kvs_cuda_lanes *lanes, const kvs_cuda_entry *entry, cu_stream stream)
+{
+    kvs_status status = kvs_cuda_rings_wait_slot(lanes->rings, &entry->copy, stream);
+    if (status == KVS_OK) {
+        status = issue_copy(lanes, entry);
+    }
+    if (status >= 0) {
+        const kvs_status said = kvs_cuda_rings_say_ready(lanes->rings, &entry->copy, stream);
+        status = said == KVS_OK ? status : said;
+    }
+    if (status < 0) {
+        kvs_cuda_rings_fail(lanes->rings, &entry->copy);
+    }
+    return status;
+}
+
 /* What the hook lets through without a byte counts as done. */
 void kvs_cuda_batch_issue(kvs_cuda_lanes *lanes, kvs_cuda_batch *batch)
 {
@@ -86,17 +105,23 @@ void kvs_cuda_batch_issue(kvs_cuda_lanes *lanes, kvs_cuda_batch *batch)
     const cu_stream stream = lanes->streams[is_out ? LANE_OUT : LANE_IN];
     batch->started_ns = kvs_clock_ns();
     kvs_status shared = kvs_cuda_waits_admit(lanes->driver);
-    if (shared == KVS_OK && !is_out) {
+    const bool has_words = lanes->rings != NULL && batch->entries[0].copy.gate != NULL;
+    if (shared == KVS_OK && !is_out && !has_words) {
         shared = KVS_CUDA_CALL(lanes->device, lanes->driver, stream_after, stream, lanes->readers, 0);
     }
     for (uint32_t i = 0; i < batch->n_copies; i++) {
-        batch->status[i] = shared == KVS_OK ? issue_copy(lanes, &batch->entries[i]) : shared;
+        batch->status[i] = shared != KVS_OK ? shared
+                           : has_words      ? issue_ring_copy(lanes, &batch->entries[i], stream)
+                                            : issue_copy(lanes, &batch->entries[i]);
     }
     shared = shared != KVS_OK
                  ? shared
                  : KVS_CUDA_CALL(lanes->device, lanes->driver, event_record, batch->event, stream);
     for (uint32_t i = 0; shared != KVS_OK && i < batch->n_copies; i++) {
         batch->status[i] = shared;
+        if (has_words) {
+            kvs_cuda_rings_fail(lanes->rings, &batch->entries[i].copy);
+        }
     }
 }
 
@@ -140,6 +165,9 @@ bool kvs_cuda_batch_tell(kvs_cuda_lanes *lanes, const kvs_cuda_batch *batch, kvs
     const double ns_per_byte = (double)(now_ns - from_ns) / (double)batch->n_bytes;
     lanes->last_end_ns = now_ns;
     bool is_unheard = false;
+    for (uint32_t i = 0; status != KVS_OK && lanes->rings != NULL && i < batch->n_copies; i++) {
+        kvs_cuda_rings_fail(lanes->rings, &batch->entries[i].copy);
+    }
     for (uint32_t i = 0; i < batch->n_copies; i++) {
         const kvs_copy *copy = &batch->entries[i].copy;
         const uint64_t spent_ns = (uint64_t)(ns_per_byte * (double)bytes_of(copy));

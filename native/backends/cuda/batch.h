@@ -3,6 +3,8 @@
 #define KVS_NATIVE_BACKENDS_CUDA_BATCH_H
 
 #include "backends/cuda/queue.h"
+#include "backends/cuda/rings.h"
+#include "base/sync.h"
 
 #define KVS_CUDA_BATCH_COPIES 64u
 #define KVS_CUDA_LANES 2
@@ -20,11 +22,13 @@ typedef struct kvs_cuda_batch {
     kvs_cuda_telling telling; /* under the engine's lock */
 } kvs_cuda_batch;
 
-/* What batches run on: a stream to the device and one from it. */
+/* What batches run on: a stream to the device and one from it, which copies without a gate alone need. */
 typedef struct kvs_cuda_lanes {
     kvs_device *device;
     const kvs_cuda_driver *driver;
     cu_event readers; /* behind the last operation that read pages */
+    kvs_cuda_rings *rings; /* instead, for copies with a gate; NULL: events alone */
+    kvs_mutex *pinning;    /* of host history */
     cu_stream streams[KVS_CUDA_LANES];
     uint64_t last_end_ns;
 } kvs_cuda_lanes;

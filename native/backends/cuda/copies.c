@@ -1,264 +1,46 @@
-/* copies.c: the copy engine: its thread, submission and waiting. */
-#include "backends/cuda/copies.h"
+/* copies.c: the copy engine: its making, submission and waiting. */
+#include "backends/cuda/copies_state.h"
 
-#include "backends/cuda/batch.h"
-#include "backends/cuda/queue.h"
 #include "backends/cuda/waits.h"
-#include "base/sync.h"
 
-#include <pthread.h>
-#include <signal.h>
 #include <stdlib.h>
-
-/* Batches under way: enough that the bus never waits for the thread. */
-#define MAX_BATCHES 8u
-#define MAX_BATCH_BYTES ((uint64_t)8 << 20)
 
 /* A waiter looks this often before it sleeps: a few microseconds, less than a wake-up costs. */
 #define SPIN_LOOKS 256
 
-/* A waiter waits in so many parts for the thread to come on. */
-#define PATIENCE_PARTS 16u
-
-enum { QUEUE_FREE = 0, QUEUE_GATED = 1, N_QUEUES = 2 };
-
-struct kvs_cuda_copies {
-    kvs_device *device;
-    kvs_cuda_lanes lanes;
-    kvs_mutex lock;
-    kvs_cond work;     /* the thread sleeps here */
-    kvs_cond progress; /* waiters sleep here */
-    pthread_t thread;
-    bool has_thread;
-
-    /* Below: under the lock. Contents of a batch under way are the thread's, but for its copies' counters. */
-    kvs_cuda_queue queues[N_QUEUES];
-    kvs_cuda_batch batches[MAX_BATCHES];
-    uint32_t oldest;
-    uint32_t n_under_way;
-    kvs_cuda_host **hosts;
-    uint32_t n_hosts;
-    uint32_t hosts_capacity;
-    uint64_t n_ended;    /* batches */
-    bool must_stop;
-    bool is_at_work;     /* the thread is with the driver, or tells of what it has done */
-    bool has_stopped;    /* it has nothing here any more */
-    bool is_given_up;    /* the thread is somewhere in the driver, and whoever waited for its copies has been told */
-    bool has_failed;     /* a copy without `failed` */
-};
-
 static void lock(kvs_cuda_copies *copies)
 {
-    kvs_mutex_lock(&copies->lock);
+    kvs_cuda_copies_lock(copies);
 }
 
 static void unlock(kvs_cuda_copies *copies)
 {
-    kvs_mutex_unlock(&copies->lock);
-}
-
-/* ---- the thread ---- */
-
-static kvs_cuda_queue *next_queue(kvs_cuda_copies *copies)
-{
-    for (int q = 0; q < N_QUEUES; q++) {
-        if (kvs_cuda_queue_first(&copies->queues[q]) != NULL) {
-            return &copies->queues[q];
-        }
-    }
-    return NULL;
-}
-
-/* Take copies of one direction, in order, up to what a batch holds. */
-static void fill(kvs_cuda_copies *copies, kvs_cuda_batch *batch)
-{
-    batch->n_copies = 0;
-    batch->n_bytes = 0;
-    batch->telling = KVS_CUDA_UNTOLD;
-    kvs_cuda_queue *queue;
-    while (batch->n_copies < KVS_CUDA_BATCH_COPIES && batch->n_bytes < MAX_BATCH_BYTES &&
-           (queue = next_queue(copies)) != NULL) {
-        const kvs_copy *first = &kvs_cuda_queue_first(queue)->copy;
-        if (batch->n_copies != 0 && first->is_out != batch->entries[0].copy.is_out) {
-            return;
-        }
-        batch->n_bytes += first->n_bytes * first->n_pieces;
-        batch->status[batch->n_copies] = KVS_OK;
-        batch->entries[batch->n_copies++] = kvs_cuda_queue_pop(queue);
-    }
-}
-
-/* With the lock held, which is given up while the driver works. */
-static void start_batch(kvs_cuda_copies *copies)
-{
-    kvs_cuda_batch *batch = &copies->batches[(copies->oldest + copies->n_under_way) % MAX_BATCHES];
-    fill(copies, batch);
-    copies->n_under_way++;
-    unlock(copies);
-    kvs_cuda_batch_issue(&copies->lanes, batch);
-    lock(copies);
-}
-
-static void end_batch(kvs_cuda_copies *copies)
-{
-    kvs_cuda_batch *batch = &copies->batches[copies->oldest];
-    unlock(copies);
-    const kvs_status status = kvs_cuda_batch_wait(&copies->lanes, batch);
-    lock(copies);
-    if (batch->telling == KVS_CUDA_UNTOLD) {
-        batch->telling = KVS_CUDA_TELLING;
-        unlock(copies);
-        const bool is_unheard = kvs_cuda_batch_tell(&copies->lanes, batch, status);
-        lock(copies);
-        batch->telling = KVS_CUDA_TOLD;
-        copies->has_failed |= is_unheard;
-    }
-    batch->n_copies = 0;
-    copies->oldest = (copies->oldest + 1) % MAX_BATCHES;
-    copies->n_under_way--;
-    copies->n_ended++;
-    kvs_cond_wake_all(&copies->progress);
-}
-
-/* With the lock held. */
-static void note_return(kvs_cuda_copies *copies)
-{
-    if (copies->is_given_up) {
-        copies->is_given_up = false;
-        kvs_cuda_waits_came_back(copies->lanes.driver);
-    }
-}
-
-static void *thread_main(void *argument)
-{
-    kvs_cuda_copies *copies = argument;
-    kvs_cuda_enter(copies->lanes.driver);
-    lock(copies);
-    while (!copies->must_stop || copies->n_under_way != 0) {
-        const bool may_start = !copies->must_stop && next_queue(copies) != NULL;
-        copies->is_at_work = true;
-        if (may_start && copies->n_under_way < MAX_BATCHES) {
-            start_batch(copies);
-        } else if (copies->n_under_way != 0) {
-            end_batch(copies);
-        } else {
-            copies->is_at_work = false;
-            kvs_cond_wait(&copies->work, &copies->lock);
-        }
-        note_return(copies);
-    }
-    copies->is_at_work = false;
-    kvs_cuda_leave(copies->lanes.driver);
-    copies->has_stopped = true;
-    kvs_cond_wake_all(&copies->progress);
-    unlock(copies);
-    return NULL;
-}
-
-/* Signals belong to the caller's threads. */
-static bool start_thread(kvs_cuda_copies *copies)
-{
-    sigset_t all;
-    sigset_t before;
-    (void)sigfillset(&all);
-    (void)pthread_sigmask(SIG_BLOCK, &all, &before);
-    copies->has_thread = pthread_create(&copies->thread, NULL, thread_main, copies) == 0;
-    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
-    return copies->has_thread;
-}
-
-/* ---- waiting for the thread ---- */
-
-/* Batches whose copies somebody may still wait for. */
-static uint32_t n_untold(const kvs_cuda_copies *copies)
-{
-    uint32_t count = 0;
-    for (uint32_t i = 0; i < copies->n_under_way; i++) {
-        count += copies->batches[(copies->oldest + i) % MAX_BATCHES].telling != KVS_CUDA_TOLD;
-    }
-    return count;
-}
-
-/* The thread waits with an end, so it is in another call of the driver's, which does not come back. All its copies have
- * failed, those that wait too; the thread will find them told. With the lock held. */
-static void give_up(kvs_cuda_copies *copies)
-{
-    kvs_cuda_lanes *lanes = &copies->lanes;
-    const kvs_status status =
-        kvs_cuda_waits_give_up(lanes->driver, "the copy thread, which is in a call of the driver, with %u batches under way",
-                               copies->n_under_way);
-    copies->is_given_up = true;
-    for (uint32_t i = 0; i < copies->n_under_way; i++) {
-        kvs_cuda_batch *batch = &copies->batches[(copies->oldest + i) % MAX_BATCHES];
-        for (uint32_t j = 0; batch->telling == KVS_CUDA_UNTOLD && j < batch->n_copies; j++) {
-            copies->has_failed |= kvs_cuda_batch_tell_copy(lanes, &batch->entries[j].copy, status);
-        }
-        batch->telling = batch->telling == KVS_CUDA_UNTOLD ? KVS_CUDA_TOLD : batch->telling;
-    }
-    for (int q = 0; q < N_QUEUES; q++) {
-        for (uint32_t i = copies->queues[q].begin; i < copies->queues[q].end; i++) {
-            copies->has_failed |= kvs_cuda_batch_tell_copy(lanes, &copies->queues[q].entries[i].copy, status);
-        }
-        copies->queues[q].end = copies->queues[q].begin;
-    }
-    kvs_cond_wake_all(&copies->progress);
-}
-
-/* How far a waiter has seen the thread come, and how often it has waited since in vain: in parts, so that a process that
- * was stopped for a while has lost one of them only. Zeroed: has not looked. */
-struct patience {
-    uint64_t n_ended;
-    uint32_t n_parts;
-};
-
-/* False where nothing will come: in a fork, which has no thread, and where a thread that has nothing to do was waited for all that
- * time. With the lock held. */
-static bool sleep_for_progress(kvs_cuda_copies *copies, struct patience *patience)
-{
-    if (kvs_device_is_forked(copies->device)) {
-        return false;
-    }
-    if (patience->n_ended != copies->n_ended) {
-        *patience = (struct patience){.n_ended = copies->n_ended};
-    }
-    const uint64_t part_ns = kvs_cuda_waits_patience_ns(copies->lanes.driver) / PATIENCE_PARTS;
-    if (!kvs_cond_wait_until(&copies->progress, &copies->lock, kvs_clock_ns() + part_ns)) {
-        patience->n_parts++;
-    }
-    if (patience->n_parts < PATIENCE_PARTS || patience->n_ended != copies->n_ended || copies->is_given_up) {
-        return true;
-    }
-    if (copies->is_at_work) {
-        give_up(copies);
-    }
-    return copies->is_at_work;
-}
-
-/* Whether the thread has ended. A lost card ends its waits, so only one that is stuck in the driver does not. */
-static bool stop_thread(kvs_cuda_copies *copies)
-{
-    struct patience patience = {0};
-    lock(copies);
-    copies->must_stop = true;
-    kvs_cond_wake_all(&copies->work);
-    while (!copies->has_stopped && !copies->is_given_up && sleep_for_progress(copies, &patience)) {
-    }
-    /* One that is not at work will stop, however late. */
-    const bool has_stopped = copies->has_stopped || !copies->is_at_work;
-    unlock(copies);
-    (void)(has_stopped ? pthread_join(copies->thread, NULL) : pthread_detach(copies->thread));
-    return has_stopped;
+    kvs_cuda_copies_unlock(copies);
 }
 
 /* ---- create, destroy ---- */
+
+/* Streams of a lost card go on being looked at: until they have finished nothing else may go either. */
+static void destroy_server(kvs_cuda_server *server, bool may_go)
+{
+    const kvs_cuda_driver *driver = server->all->driver;
+    for (uint32_t i = 0; may_go && i < KVS_CUDA_MAX_BATCHES && server->batches[i].event != NULL; i++) {
+        (void)driver->api.event_destroy(server->batches[i].event);
+    }
+    for (int i = 0; may_go && i < KVS_CUDA_LANES && server->lanes.streams[i] != NULL; i++) {
+        kvs_cuda_waits_unwatch(driver, server->lanes.streams[i]);
+        (void)driver->api.stream_destroy(server->lanes.streams[i]);
+    }
+    free(server->queue.entries);
+}
 
 void kvs_cuda_copies_destroy(kvs_cuda_copies *copies)
 {
     if (copies == NULL) {
         return;
     }
-    const bool is_alone = !copies->has_thread || stop_thread(copies);
-    const kvs_cuda_driver *driver = copies->lanes.driver;
+    const kvs_cuda_driver *driver = copies->driver;
+    const bool is_alone = kvs_cuda_servers_stop(copies);
     if (!is_alone) {
         kvs_cuda_waits_leave_thread(driver);
     }
@@ -268,20 +50,14 @@ void kvs_cuda_copies_destroy(kvs_cuda_copies *copies)
     if (!is_alone) {
         return; /* the thread goes on with what is here when the driver comes back: all of it stays */
     }
-    /* Streams of a lost card go on being looked at: until they have finished nothing else may go either. */
     const bool may_go = kvs_cuda_waits_may_free(driver, 0);
-    for (uint32_t i = 0; may_go && i < MAX_BATCHES && copies->batches[i].event != NULL; i++) {
-        (void)driver->api.event_destroy(copies->batches[i].event);
-    }
-    for (int i = 0; may_go && i < KVS_CUDA_LANES && copies->lanes.streams[i] != NULL; i++) {
-        kvs_cuda_waits_unwatch(driver, copies->lanes.streams[i]);
-        (void)driver->api.stream_destroy(copies->lanes.streams[i]);
+    for (int q = 0; q < KVS_CUDA_N_QUEUES; q++) {
+        destroy_server(&copies->servers[q], may_go);
     }
     free(copies->hosts);
-    free(copies->queues[QUEUE_FREE].entries);
-    free(copies->queues[QUEUE_GATED].entries);
     kvs_cond_destroy(&copies->progress);
     kvs_cond_destroy(&copies->work);
+    kvs_mutex_destroy(&copies->pinning);
     kvs_mutex_destroy(&copies->lock);
     free(copies);
 }
@@ -291,36 +67,49 @@ static bool init_locks(kvs_cuda_copies *copies)
     if (!kvs_mutex_init(&copies->lock)) {
         return false;
     }
+    if (!kvs_mutex_init(&copies->pinning)) {
+        kvs_mutex_destroy(&copies->lock);
+        return false;
+    }
     if (!kvs_cond_init(&copies->work)) {
+        kvs_mutex_destroy(&copies->pinning);
         kvs_mutex_destroy(&copies->lock);
         return false;
     }
     if (!kvs_cond_init(&copies->progress)) {
         kvs_cond_destroy(&copies->work);
+        kvs_mutex_destroy(&copies->pinning);
         kvs_mutex_destroy(&copies->lock);
         return false;
     }
     return true;
 }
 
-static kvs_status create_streams(kvs_cuda_copies *copies)
+/* Nothing is copied out through a ring. */
+static kvs_status create_server(kvs_cuda_copies *copies, int queue)
 {
+    static const char *const what[KVS_CUDA_N_QUEUES][KVS_CUDA_LANES] = {{"copies from history", "copies to history"},
+                                                                         {"copies through rings", NULL}};
+    kvs_cuda_server *server = &copies->servers[queue];
+    const int n_streams = queue == KVS_CUDA_QUEUE_FREE ? KVS_CUDA_LANES : 1;
     kvs_status status = KVS_OK;
-    for (int i = 0; status == KVS_OK && i < KVS_CUDA_LANES; i++) {
-        status = KVS_CUDA_CALL(copies->device, copies->lanes.driver, stream_create, &copies->lanes.streams[i], CU_STREAM_NON_BLOCKING);
+    for (int i = 0; status == KVS_OK && i < n_streams; i++) {
+        status = KVS_CUDA_CALL(copies->device, copies->driver, stream_create, &server->lanes.streams[i], CU_STREAM_NON_BLOCKING);
     }
-    for (int i = 0; status == KVS_OK && i < KVS_CUDA_LANES; i++) {
-        kvs_cuda_waits_watch(copies->lanes.driver, copies->lanes.streams[i],
-                             i == 0 ? "copies from history" : "copies to history");
+    for (int i = 0; status == KVS_OK && i < n_streams; i++) {
+        kvs_cuda_waits_watch(copies->driver, server->lanes.streams[i], what[queue][i]);
     }
-    for (uint32_t i = 0; status == KVS_OK && i < MAX_BATCHES; i++) {
+    for (uint32_t i = 0; status == KVS_OK && i < KVS_CUDA_MAX_BATCHES; i++) {
         status =
-            KVS_CUDA_CALL(copies->device, copies->lanes.driver, event_create, &copies->batches[i].event, CU_EVENT_DISABLE_TIMING);
+            KVS_CUDA_CALL(copies->device, copies->driver, event_create, &server->batches[i].event, CU_EVENT_DISABLE_TIMING);
+    }
+    if (status == KVS_OK && !kvs_cuda_server_start(server)) {
+        status = kvs_fail(copies->device, KVS_EIO, "a copy thread cannot be started");
     }
     return status;
 }
 
-kvs_status kvs_cuda_copies_create(kvs_device *device, const kvs_cuda_driver *driver, cu_event readers,
+kvs_status kvs_cuda_copies_create(kvs_device *device, const kvs_cuda_driver *driver, cu_event readers, kvs_cuda_rings *rings,
                                   kvs_cuda_copies **copies)
 {
     kvs_cuda_copies *made = calloc(1, sizeof *made);
@@ -329,10 +118,16 @@ kvs_status kvs_cuda_copies_create(kvs_device *device, const kvs_cuda_driver *dri
         return kvs_fail(device, KVS_ENOMEM, "no memory for a copy engine");
     }
     made->device = device;
-    made->lanes = (kvs_cuda_lanes){.device = device, .driver = driver, .readers = readers};
-    kvs_status status = create_streams(made);
-    if (status == KVS_OK && !start_thread(made)) {
-        status = kvs_fail(device, KVS_EIO, "the copy thread cannot be started");
+    made->driver = driver;
+    made->rings = rings;
+    for (int q = 0; q < KVS_CUDA_N_QUEUES; q++) {
+        made->servers[q].all = made;
+        made->servers[q].lanes = (kvs_cuda_lanes){
+            .device = device, .driver = driver, .readers = readers, .rings = rings, .pinning = &made->pinning};
+    }
+    kvs_status status = KVS_OK;
+    for (int q = 0; status == KVS_OK && q < KVS_CUDA_N_QUEUES; q++) {
+        status = create_server(made, q);
     }
     if (status != KVS_OK) {
         kvs_cuda_copies_destroy(made);
@@ -370,7 +165,7 @@ kvs_status kvs_cuda_copies_host_alloc(kvs_cuda_copies *copies, uint64_t n_bytes,
     const bool is_noted = note_host(copies, host);
     unlock(copies);
     if (!is_noted) {
-        kvs_cuda_host_destroy(host, copies->lanes.driver);
+        kvs_cuda_host_destroy(host, copies->driver);
         return kvs_fail(copies->device, KVS_ENOMEM, "no memory to note a reservation (host history)");
     }
     *host_base = kvs_cuda_host_base(host);
@@ -398,7 +193,7 @@ void kvs_cuda_copies_host_free(kvs_cuda_copies *copies, uint64_t host_base)
     }
     unlock(copies);
     if (host != NULL) {
-        kvs_cuda_host_destroy(host, copies->lanes.driver);
+        kvs_cuda_host_destroy(host, copies->driver);
     }
 }
 
@@ -419,33 +214,34 @@ static kvs_status check_copy(const kvs_cuda_copies *copies, const kvs_copy *copy
     return end <= kvs_cuda_host_bytes(*host) ? KVS_OK : KVS_ENOSPACE;
 }
 
-static int queue_of(const kvs_copy *copy)
+static kvs_cuda_server *server_of(kvs_cuda_copies *copies, const kvs_copy *copy)
 {
-    return copy->gate == NULL ? QUEUE_FREE : QUEUE_GATED;
+    return &copies->servers[copy->gate == NULL ? KVS_CUDA_QUEUE_FREE : KVS_CUDA_QUEUE_GATED];
 }
 
 static kvs_status check_all(kvs_cuda_copies *copies, const kvs_copy *more, uint32_t n_more)
 {
-    uint32_t needed[N_QUEUES] = {0, 0};
+    uint32_t n_gated = 0;
     for (uint32_t i = 0; i < n_more; i++) {
         kvs_cuda_host *host = NULL;
-        const kvs_status status = check_copy(copies, &more[i], &host);
+        const kvs_status status = more[i].gate != NULL && more[i].is_out ? KVS_EINVAL : check_copy(copies, &more[i], &host);
         if (status < 0) {
             return status;
         }
-        needed[queue_of(&more[i])]++;
+        n_gated += more[i].gate != NULL;
     }
-    for (int q = 0; q < N_QUEUES; q++) {
-        if (!kvs_cuda_queue_reserve(&copies->queues[q], needed[q])) {
-            return KVS_ENOMEM;
-        }
-    }
-    return KVS_OK;
+    return kvs_cuda_queue_reserve(&copies->servers[KVS_CUDA_QUEUE_GATED].queue, n_gated) &&
+                   kvs_cuda_queue_reserve(&copies->servers[KVS_CUDA_QUEUE_FREE].queue, n_more - n_gated)
+               ? KVS_OK
+               : KVS_ENOMEM;
 }
 
 kvs_status kvs_cuda_copies_submit(kvs_cuda_copies *copies, const kvs_copy *more, uint32_t n_more)
 {
-    const kvs_status admitted = kvs_cuda_waits_admit(copies->lanes.driver);
+    kvs_status admitted = kvs_cuda_waits_admit(copies->driver);
+    for (uint32_t i = 0; copies->rings != NULL && admitted == KVS_OK && i < n_more; i++) {
+        admitted = kvs_cuda_rings_mend(copies->rings, &more[i]);
+    }
     if (admitted != KVS_OK) {
         return admitted;
     }
@@ -454,7 +250,10 @@ kvs_status kvs_cuda_copies_submit(kvs_cuda_copies *copies, const kvs_copy *more,
     for (uint32_t i = 0; status == KVS_OK && i < n_more; i++) {
         kvs_cuda_entry entry = {.copy = more[i]};
         (void)check_copy(copies, &more[i], &entry.host);
-        kvs_cuda_queue_push(&copies->queues[queue_of(&more[i])], &entry);
+        if (copies->rings != NULL) {
+            kvs_cuda_rings_queued(copies->rings, &more[i]);
+        }
+        kvs_cuda_queue_push(&server_of(copies, &more[i])->queue, &entry);
     }
     kvs_cond_wake_all(&copies->work);
     unlock(copies);
@@ -479,8 +278,8 @@ static kvs_status look(const _Atomic uint64_t *counter, uint64_t value, const _A
 static uint32_t n_queued(const kvs_cuda_copies *copies)
 {
     uint32_t count = 0;
-    for (int q = 0; q < N_QUEUES; q++) {
-        count += copies->queues[q].end - copies->queues[q].begin;
+    for (int q = 0; q < KVS_CUDA_N_QUEUES; q++) {
+        count += copies->servers[q].queue.end - copies->servers[q].queue.begin;
     }
     return count;
 }
@@ -495,10 +294,11 @@ kvs_status kvs_cuda_copies_wait(kvs_cuda_copies *copies, const _Atomic uint64_t 
     if (status != KVS_PENDING) {
         return status;
     }
-    struct patience patience = {0};
+    kvs_cuda_patience patience = {0};
     lock(copies);
-    while ((status = look(counter, value, failed)) == KVS_PENDING && (n_untold(copies) != 0 || n_queued(copies) != 0)) {
-        if (!sleep_for_progress(copies, &patience)) {
+    while ((status = look(counter, value, failed)) == KVS_PENDING &&
+           (kvs_cuda_servers_untold(copies) != 0 || n_queued(copies) != 0)) {
+        if (!kvs_cuda_servers_sleep(copies, &patience)) {
             break;
         }
     }
@@ -518,12 +318,18 @@ void kvs_cuda_copies_gate_advanced(kvs_cuda_copies *copies)
     unlock(copies);
 }
 
+static bool may_begin(const kvs_cuda_copies *copies)
+{
+    return kvs_cuda_server_has_open(&copies->servers[KVS_CUDA_QUEUE_FREE]) ||
+           kvs_cuda_server_has_open(&copies->servers[KVS_CUDA_QUEUE_GATED]);
+}
+
 kvs_status kvs_cuda_copies_drain(kvs_cuda_copies *copies)
 {
-    struct patience patience = {0};
+    kvs_cuda_patience patience = {0};
     lock(copies);
-    while (n_untold(copies) != 0 || next_queue(copies) != NULL) {
-        if (!sleep_for_progress(copies, &patience)) {
+    while (kvs_cuda_servers_untold(copies) != 0 || may_begin(copies)) {
+        if (!kvs_cuda_servers_sleep(copies, &patience)) {
             copies->has_failed = true;
             break;
         }
@@ -541,10 +347,10 @@ kvs_status kvs_cuda_copies_drain(kvs_cuda_copies *copies)
     return KVS_OK;
 }
 
-static bool is_under_way(const kvs_cuda_copies *copies, const _Atomic uint64_t *done)
+static bool is_under_way(const kvs_cuda_server *server, const _Atomic uint64_t *done)
 {
-    for (uint32_t i = 0; i < copies->n_under_way; i++) {
-        const kvs_cuda_batch *batch = &copies->batches[(copies->oldest + i) % MAX_BATCHES];
+    for (uint32_t i = 0; i < server->n_under_way; i++) {
+        const kvs_cuda_batch *batch = &server->batches[(server->oldest + i) % KVS_CUDA_MAX_BATCHES];
         for (uint32_t j = 0; batch->telling != KVS_CUDA_TOLD && j < batch->n_copies; j++) {
             if (batch->entries[j].copy.done == done) {
                 return true;
@@ -554,15 +360,61 @@ static bool is_under_way(const kvs_cuda_copies *copies, const _Atomic uint64_t *
     return false;
 }
 
+/* The context is entered: streams may have to be let go. */
 void kvs_cuda_copies_cancel(kvs_cuda_copies *copies, const _Atomic uint64_t *done)
 {
+    kvs_cuda_patience patience = {0};
     lock(copies);
-    kvs_cuda_queue_drop(&copies->queues[QUEUE_FREE], done);
-    kvs_cuda_queue_drop(&copies->queues[QUEUE_GATED], done);
+    for (int q = 0; q < KVS_CUDA_N_QUEUES; q++) {
+        kvs_cuda_queue_drop(&copies->servers[q].queue, done);
+    }
     /* A waiter may have nothing left to wait for. */
     kvs_cond_wake_all(&copies->progress);
-    struct patience patience = {0};
-    while (is_under_way(copies, done) && sleep_for_progress(copies, &patience)) {
+    if (copies->rings != NULL) {
+        kvs_cuda_rings_let_go(copies->rings, done);
+    }
+    while ((is_under_way(&copies->servers[KVS_CUDA_QUEUE_FREE], done) ||
+            is_under_way(&copies->servers[KVS_CUDA_QUEUE_GATED], done)) &&
+           kvs_cuda_servers_sleep(copies, &patience)) {
+    }
+    if (copies->rings != NULL) {
+        kvs_cuda_rings_begin_anew(copies->rings, done);
     }
     unlock(copies);
+}
+
+/* ---- passes that wait on the device ---- */
+
+void kvs_cuda_copies_hold(kvs_cuda_copies *copies, const _Atomic uint64_t *gate)
+{
+    kvs_cuda_queue *gated = &copies->servers[KVS_CUDA_QUEUE_GATED].queue;
+    lock(copies);
+    gated->held_gate = gate;
+    gated->held_value = gate == NULL ? 0 : atomic_load_explicit(gate, memory_order_acquire);
+    if (gate == NULL) {
+        kvs_cond_wake_all(&copies->work);
+    }
+    unlock(copies);
+}
+
+/* Copies of a ring reach memory that was registered when its pages were written out, or are registered here. */
+kvs_status kvs_cuda_copies_be_quiet(kvs_cuda_copies *copies)
+{
+    kvs_cuda_server *free_copies = &copies->servers[KVS_CUDA_QUEUE_FREE];
+    kvs_cuda_server *gated = &copies->servers[KVS_CUDA_QUEUE_GATED];
+    kvs_cuda_patience patience = {0};
+    kvs_status status = KVS_OK;
+    lock(copies);
+    while ((kvs_cuda_server_has_open(free_copies) || free_copies->is_issuing || gated->is_issuing) &&
+           kvs_cuda_servers_sleep(copies, &patience)) {
+    }
+    kvs_mutex_lock(&copies->pinning);
+    for (uint32_t i = gated->queue.begin; status == KVS_OK && i < gated->queue.end; i++) {
+        const kvs_copy *copy = &gated->queue.entries[i].copy;
+        const uint64_t extent = (copy->n_pieces - 1) * copy->host_stride_bytes + copy->n_bytes;
+        status = kvs_cuda_host_pin(gated->queue.entries[i].host, copies->device, copies->driver, copy->host_offset, extent);
+    }
+    kvs_mutex_unlock(&copies->pinning);
+    unlock(copies);
+    return status == KVS_OK ? kvs_cuda_waits_admit(copies->driver) : status;
 }

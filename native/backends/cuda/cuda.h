@@ -9,6 +9,7 @@
 #include "backends/cuda/launcher.h"
 #include "backends/cuda/loader.h"
 #include "backends/cuda/memory.h"
+#include "backends/cuda/rings.h"
 #include "backends/cuda/step.h"
 
 struct kvs_cuda {
@@ -24,6 +25,8 @@ struct kvs_cuda {
     kvs_cuda_launcher launcher;
     bool is_early; /* kernels that wait by themselves begin while those before them end */
     kvs_cuda_graphs *graphs; /* NULL: passes are not recorded */
+    kvs_cuda_rings *rings;   /* NULL: events alone order copies and readers */
+    uint64_t page_limit_ns;  /* of a kernel's wait for a page */
     kvs_cuda_turn turn;      /* of the pass under way */
     uint32_t n_recorded;     /* its launches so far, where they are recorded */
     kvs_cuda_shape shape;    /* where it is not launched by itself */

@@ -125,7 +125,8 @@ static kvs_status describe(kvs_device *device, kvs_cuda_driver *driver)
                   {CU_ATTRIBUTE_CAPABILITY_MINOR, &minor},
                   {CU_ATTRIBUTE_UNIFIED_ADDRESSING, &is_unified},
                   {CU_ATTRIBUTE_MULTIPROCESSORS, &driver->n_sm},
-                  {CU_ATTRIBUTE_SHARED_OPTIN, &driver->shared_bytes}};
+                  {CU_ATTRIBUTE_SHARED_OPTIN, &driver->shared_bytes},
+                  {CU_ATTRIBUTE_STREAM_WORDS, &driver->has_words}};
     for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++) {
         const kvs_status status = read_attribute(device, driver, wanted[i].attribute, wanted[i].value);
         if (status != KVS_OK) {

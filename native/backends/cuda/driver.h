@@ -23,6 +23,7 @@ typedef struct kvs_cuda_driver {
     uint32_t arch;
     uint32_t n_sm;
     uint32_t shared_bytes;
+    uint32_t has_words; /* streams write and wait for 64-bit words */
     uint32_t version; /* of CUDA, 12030 for 12.3 */
     struct kvs_cuda_waits *waits; /* waits.h; NULL: none are made yet, or there is no card */
 } kvs_cuda_driver;

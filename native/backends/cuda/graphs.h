@@ -17,6 +17,8 @@ typedef struct kvs_cuda_shape {
     uint32_t n_axes;
     uint32_t has_positions;
     uint32_t has_front;
+    uint32_t is_streamed;
+    uint32_t is_tight;
     uint32_t reserved;
 } kvs_cuda_shape;
 

@@ -100,6 +100,7 @@ static kvs_attend_params params_of(const kvs_cuda_launcher *launcher, const kvs_
                                .results = scratch + slot,
                                .first_token = step->first_token,
                                .step = launcher->places.words,
+                               .layer = launcher->places.layers == 0 ? 0 : launcher->places.layers + op->layer * sizeof(kvs_step_layer),
                                .q_stride = op->in[0].cols,
                                .out_stride = op->out[0].cols,
                                .n_rows = step->n_rows,
@@ -188,7 +189,7 @@ static uint32_t cut_launch(const kvs_cuda_launcher *launcher, const kvs_bound_op
     const uint32_t first_group = params->page_begin / KVS_CUDA_GROUP_PAGES;
     const uint32_t n_groups = (uint32_t)kvs_div_up(end, KVS_CUDA_GROUP_PAGES) - first_group;
     const uint32_t grouped_slots = n_groups < room ? n_groups : room;
-    params->is_grouped = only_groups || (uint64_t)grouped_slots * n_tiles * params->n_kv_heads * 2 >= 3 * (uint64_t)launcher->n_sm;
+    params->is_grouped = only_groups || (launcher->places.is_tight == 0 && (uint64_t)grouped_slots * n_tiles * params->n_kv_heads * 2 >= 3 * (uint64_t)launcher->n_sm);
     if (params->is_grouped) {
         const uint32_t stop = (first_group + grouped_slots) * KVS_CUDA_GROUP_PAGES;
         params->page_end = stop < end ? stop : end;
@@ -213,7 +214,9 @@ kvs_status kvs_cuda_launch_attend_wave(kvs_cuda_launcher *launcher, const kvs_bo
     const uint64_t end = !is_recorded && page_end < n_pages ? page_end : n_pages;
     const uint32_t n_tiles = (uint32_t)kvs_div_up(n_head_queries, kernels.tile_queries);
     kvs_attend_params params = params_of(launcher, op, step);
-    for (uint64_t begin = page_begin; begin < end; begin = params.page_end) {
+    uint64_t ticket = launcher->places.tickets + op->layer * launcher->places.table_pages * sizeof(uint32_t);
+    for (uint64_t begin = page_begin; begin < end; begin = params.page_end, ticket += sizeof(uint32_t)) {
+        params.ticket = launcher->places.layers == 0 ? 0 : ticket;
         params.page_begin = (uint32_t)begin;
         const uint32_t n_slots = cut_launch(launcher, op, n_tiles, kernels.is_tiled, (uint32_t)end, &params);
         params.is_first = begin == 0;

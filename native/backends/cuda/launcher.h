@@ -48,6 +48,9 @@ typedef struct kvs_cuda_dim {
 typedef struct kvs_cuda_places {
     uint64_t words;       /* kvs_step_words */
     uint64_t deltas;      /* [n_deltas] kvs_step_delta */
+    uint64_t layers;      /* [n_layers] kvs_step_layer; 0: no page comes through a ring */
+    uint64_t tickets;     /* [n_layers][table_pages] unsigned int */
+    uint64_t is_tight;    /* the ring is too small for blocks that read several pages (kernels/page_gate.cuh) */
     uint64_t table_pages; /* of each page table: at least the pages of the pass */
 } kvs_cuda_places;
 

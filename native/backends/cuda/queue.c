@@ -44,6 +44,13 @@ void kvs_cuda_queue_push(kvs_cuda_queue *queue, const kvs_cuda_entry *entry)
     queue->entries[queue->end++] = *entry;
 }
 
+static bool is_open(const kvs_cuda_queue *queue, const kvs_copy *copy)
+{
+    return copy->gate == NULL ||
+           (atomic_load_explicit(copy->gate, memory_order_acquire) >= copy->gate_value &&
+            (copy->gate != queue->held_gate || copy->gate_value <= queue->held_value));
+}
+
 /* Copies of one ring share a gate and reach higher and higher, so behind a shut one only those with another gate are looked at.
  * Acquire: what the readers did before they raised the gate happens before the slot is overwritten. */
 static uint32_t find_open(const kvs_cuda_queue *queue)
@@ -54,7 +61,7 @@ static uint32_t find_open(const kvs_cuda_queue *queue)
         if (copy->gate != NULL && copy->gate == shut) {
             continue;
         }
-        if (copy->gate == NULL || atomic_load_explicit(copy->gate, memory_order_acquire) >= copy->gate_value) {
+        if (is_open(queue, copy)) {
             return i;
         }
         shut = copy->gate;

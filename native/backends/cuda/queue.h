@@ -16,6 +16,8 @@ typedef struct kvs_cuda_queue {
     uint32_t capacity;
     uint32_t begin; /* entries [begin, end) wait */
     uint32_t end;
+    const _Atomic uint64_t *held_gate; /* NULL, or counts as open no further than held_value */
+    uint64_t held_value;
 } kvs_cuda_queue;
 
 /* Make room for so many more; false, and nothing changed, without memory. */

@@ -1,6 +1,7 @@
 /* step.c: the step block: a pinned picture in host memory and the same bytes on the device.
  *
- * Layout: words, recurrent layers, tokens, positions, output rows, then a page table for each layer, all of one length. Tables
+ * Layout: words, recurrent layers, what rings need, tokens, positions, output rows, then a page table for each layer, all of one
+ * length. Tables
  * rarely change between two passes of a resident conversation, so they are sent only when they do. */
 #include "backends/cuda/step.h"
 
@@ -14,6 +15,8 @@
 #define GRAIN ((uint64_t)64 << 10)
 #define TABLE_GRAIN 64u
 #define ALIGNMENT 256u
+/* Cells before the tickets: one word in a line of its own. */
+#define FIRST_TICKET 64u
 
 /* Device memory that only grows. */
 struct area {
@@ -26,6 +29,10 @@ struct kvs_cuda_steps {
     const kvs_cuda_driver *driver;
     cu_stream stream;
     kvs_cuda_memory *memory;
+    kvs_cuda_rings *rings;
+    kvs_cuda_step_waits waits;
+    kvs_step_note *notes; /* pinned, [notes_capacity] */
+    uint32_t notes_capacity;
     struct area block;
     uint8_t *picture; /* pinned, block.bytes */
     uint64_t sent_at;    /* where tables of the last pass began, and how many bytes they had */
@@ -50,7 +57,8 @@ struct kvs_cuda_steps {
 };
 
 kvs_status kvs_cuda_steps_create(kvs_device *device, const kvs_cuda_driver *driver, cu_stream stream,
-                                 kvs_cuda_memory *memory, kvs_cuda_steps **steps)
+                                 kvs_cuda_memory *memory, kvs_cuda_rings *rings, kvs_cuda_step_waits waits,
+                                 kvs_cuda_steps **steps)
 {
     kvs_cuda_steps *made = calloc(1, sizeof *made);
     if (made == NULL) {
@@ -60,6 +68,8 @@ kvs_status kvs_cuda_steps_create(kvs_device *device, const kvs_cuda_driver *driv
     made->driver = driver;
     made->stream = stream;
     made->memory = memory;
+    made->rings = rings;
+    made->waits = waits;
     *steps = made;
     return KVS_OK;
 }
@@ -82,12 +92,22 @@ static void free_picture(kvs_cuda_steps *steps)
     steps->picture = NULL;
 }
 
+static void free_notes(kvs_cuda_steps *steps)
+{
+    if (steps->notes != NULL && kvs_cuda_waits_may_free(steps->driver, steps->notes_capacity * sizeof *steps->notes)) {
+        (void)steps->driver->api.host_free(steps->notes);
+    }
+    steps->notes = NULL;
+    steps->notes_capacity = 0;
+}
+
 void kvs_cuda_steps_destroy(kvs_cuda_steps *steps)
 {
     if (steps == NULL) {
         return;
     }
     free_picture(steps);
+    free_notes(steps);
     free_area(steps, &steps->block);
     free_area(steps, &steps->outputs);
     free_area(steps, &steps->inputs);
@@ -267,6 +287,47 @@ static void put_deltas(kvs_cuda_steps *steps, const struct kvs_step *step, uint6
     }
 }
 
+static kvs_status grow_notes(kvs_cuda_steps *steps, uint32_t n_layers)
+{
+    if (steps->rings == NULL || n_layers <= steps->notes_capacity) {
+        return KVS_OK;
+    }
+    free_notes(steps);
+    void *memory = NULL;
+    const kvs_status status = KVS_CUDA_CALL(steps->device, steps->driver, host_alloc, &memory,
+                                            n_layers * sizeof *steps->notes, CU_MEM_HOST_PORTABLE);
+    if (status == KVS_OK) {
+        memset(memory, 0, n_layers * sizeof *steps->notes);
+        steps->notes = memory;
+        steps->notes_capacity = n_layers;
+    }
+    return status;
+}
+
+/* Where a pass's parts lie in the picture. */
+struct places_at {
+    uint64_t deltas;
+    uint64_t layers;
+    uint64_t cells; /* zeros: whether the pass is given up, in a line of its own, then tickets */
+};
+
+static void put_stream(kvs_cuda_steps *steps, const struct kvs_step *step, const struct places_at *at, uint64_t n_cells,
+                       kvs_step_words *words)
+{
+    kvs_step_layer *layers = (kvs_step_layer *)(void *)(steps->picture + at->layers);
+    for (uint32_t i = 0; i < step->n_layers; i++) {
+        const kvs_stream_layer *of = &step->stream.layers[i];
+        layers[i] = (kvs_step_layer){.first_demand = of->first_demand,
+                                     .note = (uint64_t)(uintptr_t)&steps->notes[i],
+                                     .first_page = of->first_page,
+                                     .end_page = of->end_page};
+    }
+    memset(steps->picture + at->cells, 0, (size_t)n_cells * sizeof(uint32_t));
+    words->given_up = steps->block.address + at->cells;
+    words->limit_ns = steps->waits.limit_ns;
+    kvs_cuda_rings_describe(steps->rings, &step->stream, words);
+}
+
 static kvs_status make_room(kvs_cuda_steps *steps, const struct kvs_step *step, uint64_t bytes)
 {
     steps->n_rows = step->n_rows;
@@ -275,6 +336,9 @@ static kvs_status make_room(kvs_cuda_steps *steps, const struct kvs_step *step, 
         return kvs_fail(steps->device, KVS_ENOMEM, "no memory for the step of %u layers", step->n_layers);
     }
     kvs_status status = grow_block(steps, bytes);
+    if (status == KVS_OK) {
+        status = grow_notes(steps, step->n_layers);
+    }
     if (status == KVS_OK) {
         status = place_outputs(steps, step);
     }
@@ -289,7 +353,12 @@ kvs_status kvs_cuda_steps_begin(kvs_cuda_steps *steps, struct kvs_step *step)
     const uint64_t tables_bytes = step->n_layers * table_pages * sizeof(uint64_t);
     uint64_t end = 0;
     (void)reserve(&end, sizeof(kvs_step_words));
-    const uint64_t deltas_at = reserve(&end, step->n_deltas * sizeof(kvs_step_delta));
+    const bool is_streamed = steps->rings != NULL && !step->is_resident;
+    const uint64_t n_cells = is_streamed ? FIRST_TICKET + step->n_layers * table_pages : 0;
+    struct places_at places;
+    places.deltas = reserve(&end, step->n_deltas * sizeof(kvs_step_delta));
+    places.layers = reserve(&end, is_streamed ? step->n_layers * sizeof(kvs_step_layer) : 0);
+    places.cells = reserve(&end, n_cells * sizeof(uint32_t));
     uint64_t at = end;
     (void)reserve(&end, step->n_rows * sizeof(uint32_t));
     (void)reserve(&end, n_positions * sizeof(uint32_t));
@@ -299,8 +368,12 @@ kvs_status kvs_cuda_steps_begin(kvs_cuda_steps *steps, struct kvs_step *step)
     if (status != KVS_OK) {
         return status;
     }
-    *(kvs_step_words *)(void *)steps->picture = (kvs_step_words){.first_token = step->first_token};
-    put_deltas(steps, step, deltas_at);
+    kvs_step_words *words = (kvs_step_words *)(void *)steps->picture;
+    *words = (kvs_step_words){.first_token = step->first_token, .delay_ns = steps->waits.delay_ns};
+    put_deltas(steps, step, places.deltas);
+    if (is_streamed) {
+        put_stream(steps, step, &places, n_cells, words);
+    }
     step->tokens = put_words(steps, &at, step->tokens, step->n_rows);
     step->positions = put_words(steps, &at, step->positions, n_positions);
     step->out_rows = put_words(steps, &at, step->out_rows, step->n_out_rows);
@@ -309,7 +382,9 @@ kvs_status kvs_cuda_steps_begin(kvs_cuda_steps *steps, struct kvs_step *step)
     step->outputs = steps->out;
     step->inputs = steps->in;
     steps->places = (kvs_cuda_places){.words = steps->block.address,
-                                      .deltas = steps->block.address + deltas_at,
+                                      .deltas = steps->block.address + places.deltas,
+                                      .layers = is_streamed ? steps->block.address + places.layers : 0,
+                                      .tickets = steps->block.address + places.cells + FIRST_TICKET * sizeof(uint32_t),
                                       .table_pages = table_pages};
     /* Unknown until the copy has been given to the driver. */
     steps->sent_bytes = 0;
@@ -351,4 +426,9 @@ kvs_status kvs_cuda_steps_read(kvs_cuda_steps *steps, uint64_t number, uint32_t 
     }
     return bytes == 0 ? KVS_OK
                       : kvs_cuda_memory_download(steps->memory, to, (uint64_t)(uintptr_t)steps->out[output] + offset, bytes);
+}
+
+const kvs_step_note *kvs_cuda_steps_notes(const kvs_cuda_steps *steps)
+{
+    return steps->notes;
 }

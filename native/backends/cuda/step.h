@@ -5,13 +5,21 @@
 
 #include "backends/cuda/launcher.h"
 #include "backends/cuda/memory.h"
+#include "backends/cuda/rings.h"
 #include "core/step.h"
 
 typedef struct kvs_cuda_steps kvs_cuda_steps;
 
-/* Everything is borrowed. errors: ENOMEM */
+/* How long kernels wait for a page, and how late tests let them come. */
+typedef struct kvs_cuda_step_waits {
+    uint64_t limit_ns;
+    uint32_t delay_ns;
+} kvs_cuda_step_waits;
+
+/* Everything is borrowed; `rings` is NULL where no kernel waits. errors: ENOMEM */
 kvs_status kvs_cuda_steps_create(kvs_device *device, const kvs_cuda_driver *driver, cu_stream stream,
-                                 kvs_cuda_memory *memory, kvs_cuda_steps **steps);
+                                 kvs_cuda_memory *memory, kvs_cuda_rings *rings, kvs_cuda_step_waits waits,
+                                 kvs_cuda_steps **steps);
 
 /* The context is entered, here and below. NULL is ignored. */
 void kvs_cuda_steps_destroy(kvs_cuda_steps *steps);
@@ -30,5 +38,8 @@ kvs_status kvs_cuda_steps_end(kvs_cuda_steps *steps, bool is_whole);
 
 /* Bytes of an output of a whole pass, by its number. errors: ESTALE another pass has begun; EIO */
 kvs_status kvs_cuda_steps_read(kvs_cuda_steps *steps, uint64_t number, uint32_t output, uint64_t offset, uint64_t bytes, void *to);
+
+/* What readers of the last pass have told. shape: [n_layers]; NULL without rings */
+const kvs_step_note *kvs_cuda_steps_notes(const kvs_cuda_steps *steps);
 
 #endif

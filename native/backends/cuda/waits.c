@@ -25,7 +25,7 @@
 #define MARK_LAUNCHES 64u
 #define N_MARKS 4u
 
-#define MAX_STREAMS 4u
+#define MAX_STREAMS 8u
 #define NS_PER_S 1000000000u
 #define MAX_LIMIT_NS (UINT64_MAX / 4) /* a lifetime; sums with it do not overflow */
 
@@ -46,7 +46,7 @@ struct kvs_cuda_waits {
     _Atomic uint64_t left_bytes;
     kvs_mutex lock; /* of what follows, and of going from well to lost and back */
     uint64_t lost_ns;
-    char why[256];
+    char why[320];
 };
 
 /* ---- life ---- */
@@ -182,7 +182,7 @@ static kvs_status lose(const kvs_cuda_driver *driver, uint64_t waited_ns, const 
 {
     kvs_cuda_waits *waits = driver->waits;
     char what[128];
-    char unfinished[80];
+    char unfinished[128];
     (void)vsnprintf(what, sizeof what, format, arguments);
     name_unfinished(driver, unfinished, sizeof unfinished);
     kvs_mutex_lock(&waits->lock);

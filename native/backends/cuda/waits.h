@@ -26,7 +26,7 @@ kvs_status kvs_cuda_waits_create(kvs_device *device, kvs_cuda_driver *driver, ui
 /* The context is entered, nobody waits any more, and no thread is stuck. A lost card keeps its events. */
 void kvs_cuda_waits_destroy(kvs_cuda_driver *driver);
 
-/* A stream of the device, borrowed, and what goes into it, static text. At most 4. thread: while the device is made */
+/* A stream of the device, borrowed, and what goes into it, static text. At most 8. thread: while the device is made */
 void kvs_cuda_waits_watch(const kvs_cuda_driver *driver, cu_stream stream, const char *what);
 /* One that is about to be destroyed, watched or not. thread: while the device goes */
 void kvs_cuda_waits_unwatch(const kvs_cuda_driver *driver, cu_stream stream);

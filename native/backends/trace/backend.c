@@ -231,8 +231,9 @@ static void counter_seen(void *self, const _Atomic uint64_t *counter, uint64_t v
     unlock(self);
 }
 
-static void gate_advanced(void *self)
+static void gate_advanced(void *self, const _Atomic uint64_t *gate, uint64_t value)
 {
+    (void)gate, (void)value;
     lock(self);
     kvs_trace_open_gates(self);
     unlock(self);
