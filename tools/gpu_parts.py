@@ -147,7 +147,8 @@ PARTS = (
         long(300, str(KEPT), "--contexts", "98304", "--arenas", "smallest,512,1024"),
     )),
     Part("kernels", "every kernel against float64 and against itself", (
-        Command(300, (*TESTS, "tests/gpu", "--ignore", "tests/gpu/test_cuda_promises.py", "-n", JOBS, "-rf"),
+        Command(300, (*TESTS, "tests/gpu", "--ignore", "tests/gpu/test_cuda_promises.py", "--ignore",
+                      "tests/gpu/test_cuda_modes.py", "-n", JOBS, "-rf"),
                 passed("all passed")),
     )),
     Part("memcheck", "compute-sanitizer over a short answer: no error", (
@@ -180,6 +181,14 @@ PARTS = (
     Part("prefill", "prompts behind 0, 32 Ki and 128 Ki tokens", (
         Command(120, ("-m", "tests.bench.cuda_prefill", "--depths", "0,32768,131072"), (
             Figure("tokens/s", r"^(.*tokens/s.*)$", "46,300 / 35,300 / 20,400"),
+        )),
+    )),
+    Part("counters", "passes that stream, ordered by counters: bits, no wait without an end, speed beside events", (
+        Command(60, ("-m", "tests.bench.card_hashes", "--times", "8", "--settings",
+                     ";,counters=on;,counters=on,graphs=off;,counters=on,early=off"), HASH),
+        Command(120, (*TESTS, "tests/gpu/test_cuda_modes.py"), passed("all passed")),
+        decode(75, "--type", "Q8_0", "--tokens", "65536", "--rows", "1,6", "--device", "cuda,counters=on", figures=(
+            streamed(1, "5.3 to 5.8 ms (events 5.70)"), streamed(6, "5.6 to 6.1 ms (events 6.03)"),
         )),
     )),
     Part("opening", "starts with the file of the whole part", (

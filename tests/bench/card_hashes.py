@@ -1,6 +1,7 @@
 """One hash of logits on a card, however it launches: early or not, in graphs or not, resident or streamed.
 
     python -m tests.bench.card_hashes [--device cuda] [--model demo-hybrid] [--times 20] [--steps 64] [--cuts]
+        [--settings ";,graphs=off"]
 
 A kernel that reads what the one before it has not written yet is seen by no sanitizer and fails once in many passes:
 here every setting decodes the same text many times, one row at a time and in verify widths. With ``--cuts`` the
@@ -55,7 +56,7 @@ def opened(options: argparse.Namespace, settings: str, **more: object) -> Model:
 
 
 def whole(options: argparse.Namespace) -> Iterator[tuple[str, Counter[str]]]:
-    for settings in SETTINGS if options.device != "cpu" else SETTINGS[:1]:
+    for settings in options.settings if options.device != "cpu" else SETTINGS[:1]:
         with opened(options, settings) as model:
             yield f"resident {settings or ',all on'}", Counter(
                 digest(model, options.steps) for _ in range(options.times)
@@ -100,6 +101,7 @@ def main() -> None:
     parser.add_argument("--times", type=int, default=20)
     parser.add_argument("--steps", type=int, default=64)
     parser.add_argument("--cuts", action="store_true")
+    parser.add_argument("--settings", type=lambda text: text.split(";"), default=list(SETTINGS), help="apart by ;")
     options = parser.parse_args()
     if options.cuts:
         with Model.open(options.model, ctx_size=64) as model:
