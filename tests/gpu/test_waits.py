@@ -230,7 +230,7 @@ STALLS = {
     "operations and copies": ("cuLaunchKernelEx 400", "unfinished: operations"),
     "any copy": ("cuMemcpyAsync 30", "unfinished: "),
     "rows to history": ("cuMemcpy2DAsync_v2 3", "bytes to history; unfinished: copies to history"),
-    "pages from history": ("cuStreamWaitEvent 9", "bytes from history; unfinished: copies from history"),
+    "pages from history": ("cuStreamWaitEvent 9", "bytes from history; unfinished: copies through rings"),
 }
 
 
