@@ -82,7 +82,20 @@ struct leaf_place {
     kvs_u32 slot;
 };
 
-/* All threads. By ticket where pages go through a ring: pages in the order in which blocks begin. */
+/* Which slot of the launch comes next: of pages that go through the ring as many first as lie in it when the launch begins, then those
+ * that are resident, which wait for nothing, then the others of the ring in order. So slots are given back, and the bus goes on, while
+ * resident pages are read. */
+__device__ inline kvs_u32 slot_in_turn(const kvs_attend_params *p, const page_gate *gate, kvs_u32 turn)
+{
+    const kvs_u32 pages = p->is_grouped ? KVS_CUDA_GROUP_PAGES : 1u;
+    const kvs_u32 begin = p->is_grouped ? p->page_begin / pages * pages : p->page_begin;
+    const kvs_u32 n_resident = gate->first_page > begin ? (gate->first_page - begin) / pages : 0u;
+    const kvs_u32 n_left = n_resident < gridDim.z ? gridDim.z - n_resident : 0u, n_lying = gate->words->n_slots / pages;
+    const kvs_u32 n_first = n_lying < n_left ? n_lying : n_left;
+    return turn < n_first ? n_resident + turn : turn < n_first + n_resident ? turn - n_first : turn;
+}
+
+/* All threads. By ticket where pages go through a ring, in the order in which blocks begin. */
 __device__ inline leaf_place place_of_block(const kvs_attend_params *p, const page_gate *gate, kvs_u64 *shared)
 {
     leaf_place place = {blockIdx.x, blockIdx.y, blockIdx.z};
@@ -95,7 +108,7 @@ __device__ inline leaf_place place_of_block(const kvs_attend_params *p, const pa
         __syncthreads();
         place.tile = ticket % gridDim.x;
         place.kv_head = ticket % of_slot / gridDim.x;
-        place.slot = ticket / of_slot;
+        place.slot = slot_in_turn(p, gate, ticket / of_slot);
     }
     return place;
 }

@@ -4,11 +4,13 @@
  * block waits for a page before it reads it, and leaves the run of pages that it was given when it has read the last one; whoever
  * leaves a run last raises `consumed` as far as runs have been left without a gap.
  *
- * Forward progress. Blocks take their work by ticket, pages in order, so whoever holds a ticket runs, and so do or did all of
- * lower ones. A wait for page d needs a copy that waits for pages d - n_slots and before, which such blocks read; the launcher
- * gives runs of several pages to a block only where that holds for all pages of a run. Copies are given to the driver whatever the
- * grid does. A wait that is longer than limit_ns, or that the host gives up, sets `given_up` for all, and the pass goes on
- * with whatever lies there, to its end; the host is told by `stop`.
+ * Forward progress. Blocks take their work by ticket, pages of the ring in rising order, so whoever holds a ticket runs, and so do
+ * or did all of lower ones; no block of the launch holds a multiprocessor before it has a ticket. A wait for page d needs a copy that
+ * waits for pages d - n_slots and before, which such blocks read; the launcher gives runs of several pages to a block only where that
+ * holds for all pages of a run. Copies and words beside them take no multiprocessor. A kernel that begins early waits for what comes
+ * before it, all of whose blocks have begun by then, so blocks that wait here never keep one out that they need. A wait that is
+ * longer than limit_ns, or that the host gives up, sets `given_up` for all, and the pass goes on with whatever lies there, to its
+ * end; the host is told by `stop`.
  *
  * Cost. Many blocks wait while few read, on the same multiprocessors. So waiting touches neither the first-level cache nor host
  * memory: plain reads of one word, the rarer the farther the page is away. A fence of the whole system, which stands behind all
@@ -81,6 +83,25 @@ __device__ inline kvs_u64 clock_ns()
     asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
     return now;
 }
+
+#else /* run on a host, block after block, while another thread copies */
+
+inline kvs_u64 load_relaxed(kvs_u64 address)
+{
+    return __atomic_load_n((const kvs_u64 *)address, __ATOMIC_RELAXED);
+}
+
+inline kvs_u64 load_acquire(kvs_u64 address)
+{
+    return __atomic_load_n((const kvs_u64 *)address, __ATOMIC_ACQUIRE);
+}
+
+inline kvs_u64 clock_ns()
+{
+    return host_clock_ns();
+}
+
+#endif
 
 /* Tests: come late, by something of no pattern. */
 __device__ inline void come_late(const kvs_step_words *words)
@@ -190,17 +211,5 @@ __device__ inline kvs_u32 take_ticket(kvs_u64 address)
 {
     return atomicAdd((kvs_u32 *)address, 1u);
 }
-
-#else /* run on a host, block after block, all pages there */
-
-__device__ inline void come_late(const kvs_step_words *) {}
-__device__ inline void leave_pages(const page_gate *, kvs_u32, kvs_u32, kvs_u32) {}
-__device__ inline void await_page(page_gate *, kvs_u32, kvs_u64 *) {}
-__device__ inline kvs_u32 take_ticket(kvs_u64 address)
-{
-    return (*(kvs_u32 *)address)++;
-}
-
-#endif
 
 #endif

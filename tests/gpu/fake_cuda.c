@@ -5,6 +5,9 @@
  * FAKE_CUDA_VERSION is the driver's, 13000 by default. FAKE_CUDA_WORDS=0: it has no stream memory operations.
  * FAKE_CUDA_KERNELS: images are paths of kernels compiled for the host (kernel_engine.py), which then run at once, or when their
  * recording is launched, block after block. Words are written at once and never waited for.
+ * FAKE_CUDA_ASYNC=1: recordings run in a thread of their own, which whatever comes behind them in their stream waits for, and who
+ * waits for a word waits, so that copies and kernels order themselves. FAKE_CUDA_SM: multiprocessors, 8 by default. FAKE_CUDA_LATE_US:
+ * copies come up to so much late, by their number.
  *
  * FAKE_CUDA_STALL names a function and which of its calls never ends on its stream: "cuLaunchKernelEx 40". What follows in the stream
  * waits, other streams that wait for its events do too, and copies are made only when fake_cuda_resume is called. Until then a call
@@ -13,6 +16,7 @@
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -64,7 +68,7 @@ static int fails(const char *name)
 
 enum { MAX_STREAMS = 1024, QUEUE = 1000, MAX_LATE = 8192, MAX_LOOKS = 30000 };
 
-struct stream { int is_stalled, n_queued, is_used; };
+struct stream { int is_stalled, n_queued, is_used, has_graph, is_running; pthread_t runner; };
 struct event { struct stream *stream; long resumed; };
 struct late { address to, from; size_t bytes; int value; };
 
@@ -93,10 +97,20 @@ static void die(const char *name, const char *why)
     _exit(70);
 }
 
+/* Wait for the recording that was launched last. */
+static void finish(struct stream *stream)
+{
+    if (stream->has_graph) {
+        pthread_join(stream->runner, NULL);
+        stream->has_graph = 0;
+    }
+}
+
 /* One more operation in a stream; whether it waits. */
 static int enters(const char *name, void *at)
 {
     struct stream *stream = at;
+    finish(stream);
     pthread_mutex_lock(&lock);
     if (is_nth("FAKE_CUDA_STALL", name, &n_strikes)) {
         stream->is_stalled = 1;
@@ -110,6 +124,16 @@ static int enters(const char *name, void *at)
     return waits;
 }
 
+static void come_late(void)
+{
+    static unsigned n_moves;
+    const char *text = getenv("FAKE_CUDA_LATE_US");
+    const unsigned n = __atomic_add_fetch(&n_moves, 1, __ATOMIC_RELAXED) * 2654435761u;
+    if (text != NULL && (n >> 20) % 4 == 0) {
+        usleep((n >> 8) % (unsigned)atoi(text));
+    }
+}
+
 /* Bytes move now, or when the card goes on; value < 0: from another place. */
 static void move(const char *name, void *stream, address to, address from, size_t bytes, int value)
 {
@@ -121,6 +145,7 @@ static void move(const char *name, void *stream, address to, address from, size_
         late[n_late++] = (struct late){to, from, bytes, value};
         pthread_mutex_unlock(&lock);
     } else if (value < 0) {
+        come_late();
         memcpy((void *)to, (const void *)from, bytes);
     } else {
         memset((void *)to, value, bytes);
@@ -244,7 +269,15 @@ int cuMemHostRegister_v2(void *memory, size_t bytes, unsigned int flags)
 static int disturbs(const void *stream) { return is_capturing && stream == captured ? 900 : 0; }
 int cuMemHostUnregister(void *memory) { needs_rest(__func__); (void)memory; return 0; }
 int cuStreamDestroy_v2(void *stream) { ((struct stream *)stream)->is_used = 0; return 0; }
-int cuStreamQuery(void *stream) { BEGIN return disturbs(stream) ? 900 : not_ready(__func__, is_stalled(stream)); }
+int cuStreamQuery(void *stream)
+{
+    BEGIN
+    const struct stream *asked = stream;
+    if (disturbs(stream)) {
+        return 900;
+    }
+    return __atomic_load_n(&asked->is_running, __ATOMIC_ACQUIRE) ? 600 : not_ready(__func__, is_stalled(stream));
+}
 int cuStreamWaitEvent(void *stream, void *event, unsigned int flags)
 {
     BEGIN
@@ -271,6 +304,12 @@ int cuEventQuery(void *event) { BEGIN return not_ready(__func__, is_ahead(event)
 int cuModuleUnload(void *module) { needs_rest(__func__); (void)module; return 0; }
 int cuFuncSetAttribute(void *function, int attribute, int value) { (void)function; (void)attribute; (void)value; return 0; }
 
+static int n_sm(void)
+{
+    const char *text = getenv("FAKE_CUDA_SM");
+    return text == NULL ? 8 : atoi(text);
+}
+
 int cuDeviceGetAttribute(int *value, int attribute, int device)
 {
     BEGIN
@@ -280,7 +319,7 @@ int cuDeviceGetAttribute(int *value, int attribute, int device)
         *value = words == NULL || atoi(words) != 0;
         return 0;
     }
-    *value = attribute == 75 ? arch() / 10 : attribute == 76 ? arch() % 10 : attribute == 97 ? 101376 : attribute == 16 ? 8 : 1;
+    *value = attribute == 75 ? arch() / 10 : attribute == 76 ? arch() % 10 : attribute == 97 ? 101376 : attribute == 16 ? n_sm() : 1;
     return 0;
 }
 
@@ -461,7 +500,21 @@ int cuLaunchKernelEx(const struct launch *config, void *function, void **params,
     return 0;
 }
 
-int cuStreamWaitValue64_v2(void *stream, address word, unsigned long long value, unsigned int flags) { BEGIN (void)word; (void)value; (void)flags; return disturbs(stream); }
+static int is_async(void)
+{
+    return getenv("FAKE_CUDA_ASYNC") != NULL;
+}
+
+/* In the call, so that no more is given to the stream meanwhile: copies come from a thread that has nothing else to do. */
+int cuStreamWaitValue64_v2(void *stream, address word, unsigned long long value, unsigned int flags)
+{
+    BEGIN
+    (void)flags;
+    while (is_async() && __atomic_load_n((unsigned long long *)word, __ATOMIC_ACQUIRE) < value) {
+        sched_yield();
+    }
+    return disturbs(stream);
+}
 
 int cuStreamWriteValue64_v2(void *stream, address word, unsigned long long value, unsigned int flags)
 {
@@ -513,16 +566,41 @@ int cuGraphInstantiateWithFlags(void **exec, void *graph, unsigned long long fla
 
 int cuGraphUpload(void *exec, void *stream) { BEGIN (void)exec; enters(__func__, stream); return 0; }
 
-int cuGraphLaunch(void *exec, void *stream)
+static void run_graph(const struct graph *graph)
 {
-    BEGIN
-    enters(__func__, stream);
-    n_launched++;
-    const struct graph *graph = exec;
-    for (int i = 0; !is_capturing && i < graph->n_nodes; i++) {
+    for (int i = 0; i < graph->n_nodes; i++) {
         graph->nodes[i].kernel->run(graph->nodes[i].params, graph->nodes[i].grid, graph->nodes[i].n_threads);
     }
-    return is_capturing ? 900 : 0;
+}
+
+struct run { const struct graph *graph; struct stream *stream; };
+
+static void *run_apart(void *argument)
+{
+    const struct run run = *(struct run *)argument;
+    free(argument);
+    run_graph(run.graph);
+    __atomic_store_n(&run.stream->is_running, 0, __ATOMIC_RELEASE);
+    return NULL;
+}
+
+int cuGraphLaunch(void *exec, void *at)
+{
+    BEGIN
+    struct stream *stream = at;
+    enters(__func__, stream);
+    n_launched++;
+    if (is_capturing) {
+        return 900;
+    }
+    if (!is_async()) {
+        run_graph(exec);
+        return 0;
+    }
+    struct run *run = malloc(sizeof *run);
+    *run = (struct run){exec, stream};
+    stream->is_running = stream->has_graph = 1;
+    return pthread_create(&stream->runner, NULL, run_apart, run) == 0 ? 0 : 2;
 }
 
 int cuGraphExecDestroy(void *exec) { let_go(exec); n_destroyed++; return 0; }

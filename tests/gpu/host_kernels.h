@@ -4,8 +4,10 @@
  */
 #include <math.h>
 #include <stdint.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <ucontext.h>
 #include <vector>
 
@@ -301,6 +303,31 @@ inline unsigned atomicAdd(unsigned *to, unsigned value)
 
 inline void __threadfence()
 {
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+}
+
+/* What other threads of the process see: the one that copies, and the library's. */
+inline void __threadfence_system()
+{
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+}
+
+inline unsigned long long atomicCAS_system(unsigned long long *to, unsigned long long expected, unsigned long long value)
+{
+    __atomic_compare_exchange_n(to, &expected, value, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+    return expected;
+}
+
+inline void __nanosleep(unsigned)
+{
+    sched_yield();
+}
+
+inline unsigned long long host_clock_ns()
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (unsigned long long)now.tv_sec * 1000000000ull + (unsigned long long)now.tv_nsec;
 }
 
 static uint4 dynamic_shared[128 << 6];

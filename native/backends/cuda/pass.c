@@ -3,10 +3,11 @@
  * operations of such a pass as of any other one, so that a pass can be cancelled and a fault injected between two of them; nothing
  * has been launched until the end. A pass whose pages come through a ring is recorded only where counters order it with the copies.
  *
- * Forward progress of passes that wait on the device. Before such a pass is launched all copies that it needs are queued and their
- * gates are open, every queued copy without a gate has been given to the driver, and all host memory that copies reach is
- * registered; while it runs nothing allocates, registers or loads. Its kernels take work in the order of pages
- * (kernels/page_gate.cuh), waits are bounded, and a copy that fails ends them.
+ * Forward progress of passes that wait on the device. While such a pass is made, no copy is begun that waits for it
+ * (kvs_cuda_copies_hold). Before it is launched all copies that it needs are queued and their gates are open, every queued copy
+ * without a gate has been given to the driver, and all host memory that copies reach is registered; while it runs nothing allocates,
+ * registers or loads, and the copy thread gives copies to the driver, never more than a stream's queue takes. Its kernels take work in
+ * the order of pages (kernels/page_gate.cuh), waits are bounded, and a copy that fails ends them.
  */
 #include "backends/cuda/pass.h"
 
