@@ -1,8 +1,8 @@
-"""Kernels that wait for the copies of their pages, and copies that wait for kernels, at the same time and without a card.
+"""Kernels that wait for the copies of their pages, and copies that wait for kernels, at once and without a card.
 
-The library that stands in for the driver's runs recordings in a thread of their own, kernels compiled for the host, a block at a
-time: the fewest that a card may run at once. Copies wait for words in the copy thread. So an order that needs a later block, or
-a pass that has not been launched, is a wait that never ends here. History comes from a session of the CPU.
+The library that stands in for the driver runs recordings in a thread of their own, kernels compiled for the host, a
+block at a time: the fewest that a card may run at once. Copies wait for words in the copy thread. So an order that needs
+a later block, or a pass that has not been launched, is a wait that never ends here. History comes from the CPU.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from pykvstream.runtime.layout import Placement
 from pykvstream.runtime.target import Phase
 from tests.models import write_random_model
 path, talk = host_folder / "model.gguf", host_folder / "talk.session"
-write_random_model(path, n_layers=2, n_embd=32, n_heads=2, n_kv_heads=1, head_dim=32, n_ff=32, n_vocab=320, seed=4, ctx=8192)
+write_random_model(path, n_layers=2, n_embd=32, n_heads=2, n_kv_heads=1, head_dim=32, n_ff=32, n_vocab=320,
+                   seed=4, ctx=8192)
 
 def opened(settings, device="cuda", **options):
     return Model.open(path, device=device + settings, ctx_size=8192, **options)
