@@ -598,19 +598,18 @@ extern "C" __global__ void __launch_bounds__(N_THREADS, KVS_BLOCKS) attend_leaf(
     kvs_let_next_begin();
     const kvs_attend_params p = params_of_pass(given);
     page_gate gate = gate_of(p.step, p.layer);
-    const bool has_tickets = gate.words != nullptr;
-    if (has_tickets) { /* who has one keeps out no block that it waits for: all of those have ended, or have lower ones */
-        kvs_wait_for_previous();
+    if (gate.words == nullptr) { /* else a ticket says which pages are the block's */
+        const leaf_place own = place_of_block();
+        const tile_view first = tile_of(&p, &own, 8 * KVS_TILES);
+        const page_run near = pages_of_slot(&p, own.slot);
+        if (near.begin != near.end) {
+            prefetch_bytes(head_of_page(&p, &first, near.begin), k_side::bytes + v_side::bytes);
+        }
     }
+    kvs_wait_for_previous();
     const leaf_place place = place_of_block(&p, &gate, &seen);
     const tile_view tile = tile_of(&p, &place, 8 * KVS_TILES);
     const page_run pages = pages_of_slot(&p, place.slot);
-    if (!has_tickets && pages.begin != pages.end) {
-        prefetch_bytes(head_of_page(&p, &tile, pages.begin), k_side::bytes + v_side::bytes);
-    }
-    if (!has_tickets) {
-        kvs_wait_for_previous();
-    }
     if (pages.begin == pages.end) {
         return;
     }

@@ -61,7 +61,7 @@ def test_what_may_begin_early_waits_before_it_reads(name: str) -> None:
         elif name in ("attend", "attend_mma", "attend_tile") and "params_of_pass" in body:
             # The picture of a pass is read before; of pages lines are brought near, nothing is taken.
             calls = set(re.findall(r"(\w+)\(", body[body.index(BEGIN) + len(BEGIN) : body.index(WAIT)]))
-            near = {"tile_of", "pages_of_slot", "if", "prefetch_bytes", "head_of_page"}
+            near = {"gate_of", "place_of_block", "tile_of", "pages_of_slot", "if", "prefetch_bytes", "head_of_page"}
             assert calls <= near | {"params_of_pass"} and body.index(BEGIN) < body.index(WAIT) and body.count(WAIT) == 1
         else:
             statements = re.sub(r"__shared__ [^;]*;", "", body).split()
