@@ -12,6 +12,7 @@ Holds: ``fuse``.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from pykvstream.core.tape import OpCode
@@ -35,63 +36,68 @@ def _is_plain_matmul(node: Node) -> bool:
     return node.code is OpCode.MATMUL and node.u[1] == 0 and not node.vectors
 
 
-def _merge_linears(graph: Graph) -> tuple[Node, ...]:
+def _joined(graph: Graph, join: Callable[[Node, Node], Node | None]) -> tuple[Node, ...]:
+    """The nodes in order; ``join(last, node)`` gives one in place of both, or None."""
     nodes: list[Node] = []
     for node in graph.nodes:
-        last = nodes[-1] if nodes else None
-        if (
-            last is not None
-            and _is_plain_matmul(node)
+        both = join(nodes[-1], node) if nodes else None
+        if both is None:
+            nodes.append(node)
+        else:
+            nodes[-1] = both
+    return tuple(nodes)
+
+
+def _merge_linears(graph: Graph) -> tuple[Node, ...]:
+    def join(last: Node, node: Node) -> Node | None:
+        if not (
+            _is_plain_matmul(node)
             and _is_plain_matmul(last)
             and last.inputs == node.inputs
             and len(last.weights) < _MAX_PARTS
         ):
-            weights = last.weights + node.weights
-            nodes[-1] = replace(last, outputs=last.outputs + node.outputs, weights=weights, u=(len(weights), 0))
-        else:
-            nodes.append(node)
-    return tuple(nodes)
+            return None
+        weights = last.weights + node.weights
+        return replace(last, outputs=last.outputs + node.outputs, weights=weights, u=(len(weights), 0))
+
+    return _joined(graph, join)
 
 
 def _fuse_norms(graph: Graph) -> tuple[Node, ...]:
     uses = graph.uses()
     outputs = {value.index for value in graph.outputs}
-    nodes: list[Node] = []
-    for node in graph.nodes:
-        last = nodes[-1] if nodes else None
-        if (
-            last is not None
-            and last.code is OpCode.NORM
+
+    def join(last: Node, node: Node) -> Node | None:
+        if not (
+            last.code is OpCode.NORM
             and last.u[0] == 0
             and _is_plain_matmul(node)
             and node.inputs == last.outputs
             and uses[last.outputs[0].index] == 1
             and last.outputs[0].index not in outputs
         ):
-            nodes[-1] = replace(node, inputs=last.inputs, vectors=last.vectors, f=last.f)
-        else:
-            nodes.append(node)
-    return tuple(nodes)
+            return None
+        return replace(node, inputs=last.inputs, vectors=last.vectors, f=last.f)
+
+    return _joined(graph, join)
 
 
 def _fuse_swiglu(graph: Graph) -> tuple[Node, ...]:
     uses = graph.uses()
-    nodes: list[Node] = []
-    for node in graph.nodes:
-        last = nodes[-1] if nodes else None
-        if (
-            last is not None
-            and node.code is OpCode.GLU
+
+    def join(last: Node, node: Node) -> Node | None:
+        if not (
+            node.code is OpCode.GLU
             and node.u == (0,)
             and last.code is OpCode.MATMUL
             and last.u == (2, 0)
             and node.inputs == last.outputs
             and all(uses[value.index] == 1 for value in last.outputs)
         ):
-            nodes[-1] = replace(last, outputs=node.outputs, u=(2, _SWIGLU))
-        else:
-            nodes.append(node)
-    return tuple(nodes)
+            return None
+        return replace(last, outputs=node.outputs, u=(2, _SWIGLU))
+
+    return _joined(graph, join)
 
 
 def _fuse_gates(graph: Graph) -> tuple[Node, ...]:
@@ -101,67 +107,60 @@ def _fuse_gates(graph: Graph) -> tuple[Node, ...]:
     def is_inner(node: Node) -> bool:
         return uses.get(node.outputs[0].index) == 1 and node.outputs[0].index not in outputs
 
-    nodes: list[Node] = []
-    for node in graph.nodes:
-        gating = nodes[-1] if nodes else None
+    def join_gate(gating: Node, node: Node) -> Node | None:
         if not (
-            gating is not None
-            and gating.code is OpCode.GLU
+            gating.code is OpCode.GLU
             and gating.inputs[0].cols == gating.inputs[1].cols
             and _is_plain_matmul(node)
             and node.inputs == gating.outputs
             and is_inner(gating)
         ):
-            nodes.append(node)
-            continue
-        nodes.pop()
+            return None
         gate, x = gating.inputs
-        gated = replace(node, inputs=(x, gate), u=(*node.u, gating.u[0] + 1, 0))
-        norm = nodes[-1] if nodes else None
-        if (
-            norm is not None
-            and norm.code is OpCode.NORM
+        return replace(node, inputs=(x, gate), u=(*node.u, gating.u[0] + 1, 0))
+
+    def join_norm(norm: Node, gated: Node) -> Node | None:
+        if not (
+            norm.code is OpCode.NORM
             and norm.u[0] in _GROUPS
-            and norm.outputs == (x,)
+            and gated.code is OpCode.MATMUL
+            and len(gated.u) == 4
+            and norm.outputs == gated.inputs[:1]
             and is_inner(norm)
         ):
-            nodes.pop()
-            u = (*gated.u[:3], norm.u[0])
-            gated = replace(gated, inputs=(*norm.inputs, gate), vectors=norm.vectors, f=norm.f, u=u)
-        nodes.append(gated)
-    return tuple(nodes)
+            return None
+        inputs = (*norm.inputs, gated.inputs[1])
+        return replace(gated, inputs=inputs, vectors=norm.vectors, f=norm.f, u=(*gated.u[:3], norm.u[0]))
+
+    return _joined(replace(graph, nodes=_joined(graph, join_gate)), join_norm)
 
 
 def _fuse_adds(graph: Graph) -> tuple[Node, ...]:
     uses = graph.uses()
-    nodes: list[Node] = []
-    for node in graph.nodes:
-        last = nodes[-1] if nodes else None
-        if (
-            last is not None
-            and node.code is OpCode.ADD
+
+    def join(last: Node, node: Node) -> Node | None:
+        if not (
+            node.code is OpCode.ADD
             and last.code is OpCode.MATMUL
             and last.u[:2] == (1, 0)
             and (not last.vectors or len(last.inputs) == 2)
             and node.inputs[0] == last.outputs[0]
             and uses[last.outputs[0].index] == 1
         ):
-            residual = node.inputs[1]
-            u = (1, _ADD, *last.u[2:])
-            nodes[-1] = replace(last, inputs=(*last.inputs, residual), outputs=node.outputs, u=u, updates=True)
-        else:
-            nodes.append(node)
-    return tuple(nodes)
+            return None
+        inputs, u = (*last.inputs, node.inputs[1]), (1, _ADD, *last.u[2:])
+        return replace(last, inputs=inputs, outputs=node.outputs, u=u, updates=True)
+
+    return _joined(graph, join)
 
 
 def _fuse_ropes(graph: Graph) -> tuple[Node, ...]:
     uses = graph.uses()
-    nodes: list[Node] = []
-    for node in graph.nodes:
-        last = nodes[-1] if nodes else None
-        if last is None or last.outputs == () or uses.get(last.outputs[0].index) != 1:
-            nodes.append(node)
-        elif (
+
+    def join(last: Node, node: Node) -> Node | None:
+        if last.outputs == () or uses.get(last.outputs[0].index) != 1:
+            return None
+        if (
             node.code is OpCode.ROPE
             and not node.vectors
             and last.code is OpCode.NORM
@@ -170,18 +169,18 @@ def _fuse_ropes(graph: Graph) -> tuple[Node, ...]:
             and uses[last.inputs[0].index] == 1
             and last.inputs[0] not in graph.inputs + graph.outputs
         ):
-            nodes[-1] = replace(node, inputs=(node.inputs[0], last.inputs[0]), f=last.f, vectors=last.vectors)
-        elif (
+            return replace(node, inputs=(node.inputs[0], last.inputs[0]), f=last.f, vectors=last.vectors)
+        if (
             node.code is OpCode.HADAMARD
             and last.code is OpCode.ROPE
             and len(last.u) == 3
             and last.u[0] % node.u[0] == 0
             and node.inputs[0] == last.outputs[0]
         ):
-            nodes[-1] = replace(last, outputs=node.outputs, u=(*last.u, node.u[0]))
-        else:
-            nodes.append(node)
-    return tuple(nodes)
+            return replace(last, outputs=node.outputs, u=(*last.u, node.u[0]))
+        return None
+
+    return _joined(graph, join)
 
 
 def _is_turned_alike(node: Node, last: Node) -> bool:
@@ -199,38 +198,32 @@ def _is_rotated_alike(node: Node, last: Node) -> bool:
 
 
 def _join_ropes(graph: Graph) -> tuple[Node, ...]:
-    nodes: list[Node] = []
-    for node in graph.nodes:
-        last = nodes[-1] if nodes else None
-        if (
-            last is not None
-            and last.code is OpCode.ROPE
+    def join(last: Node, node: Node) -> Node | None:
+        if not (
+            last.code is OpCode.ROPE
             and (_is_turned_alike(node, last) or _is_rotated_alike(node, last))
             and not set(node.inputs) & set(last.outputs)
         ):
-            inputs = last.inputs + node.inputs[-1:]
-            vectors = last.vectors + node.vectors
-            nodes[-1] = replace(last, inputs=inputs, outputs=last.outputs + node.outputs, vectors=vectors)
-        else:
-            nodes.append(node)
-    return tuple(nodes)
+            return None
+        inputs, vectors = last.inputs + node.inputs[-1:], last.vectors + node.vectors
+        return replace(last, inputs=inputs, outputs=last.outputs + node.outputs, vectors=vectors)
+
+    return _joined(graph, join)
 
 
 def _fuse_attention(graph: Graph) -> tuple[Node, ...]:
     uses = graph.uses()
-    nodes: list[Node] = []
-    for node in graph.nodes:
-        last = nodes[-1] if nodes else None
-        if (
-            last is not None
-            and node.code is OpCode.HADAMARD
+
+    def join(last: Node, node: Node) -> Node | None:
+        if not (
+            node.code is OpCode.HADAMARD
             and last.code is OpCode.ATTEND
             and node.inputs == last.outputs
             and uses[last.outputs[0].index] == 1
             and last.outputs[0] not in graph.outputs
             and graph.layers[last.layer].head_dim_v % node.u[0] == 0
         ):
-            nodes[-1] = replace(last, outputs=node.outputs, u=(*last.u, *node.u))
-        else:
-            nodes.append(node)
-    return tuple(nodes)
+            return None
+        return replace(last, outputs=node.outputs, u=(*last.u, *node.u))
+
+    return _joined(graph, join)
