@@ -2,7 +2,7 @@
  *
  * Kernel act_tile(kvs_act_params); `records` are atoms, n_groups is of 32 values and even. No macros.
  * Grid: n_slots. Block: 1024. No dynamic shared memory. Architecture: 75.
- * Order: that of act_quantize.cu.
+ * Order: that of act_unit.cuh.
  * Twin: none; matmul_tile.cu says what products of such values may differ by.
  */
 #include "act_values.cuh"

@@ -1,6 +1,6 @@
 /* act_values.cuh: values of a row of activations as products take them: normed and gated if so wished. Blocks of KVS_ACT_THREADS.
  *
- * Order: act_quantize.cu states it.
+ * Order: act_unit.cuh states it.
  */
 #ifndef KVS_KERNELS_ACT_VALUES_CUH
 #define KVS_KERNELS_ACT_VALUES_CUH
