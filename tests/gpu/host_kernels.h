@@ -1,13 +1,15 @@
 /* host_kernels.h: enough of a GPU to run a kernel's source on the host, block after block, for its arithmetic alone.
  *
- * A thread of a block is a coroutine. It runs until it waits for its block or warp, or ends; whoever arrives last lets the others go on.
+ * A thread of a block is a coroutine. It runs until it waits for its block or warp, or ends; whoever arrives last lets the others go on. A warp
+ * goes as far as it can before the next one does.
  */
 #include <math.h>
+#include <setjmp.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <ucontext.h>
-#include <vector>
 
 #define __global__
 #define __device__
@@ -50,17 +52,20 @@ struct meeting {
     unsigned n_here, n_members, round;
 };
 
+/* Begun once and used by every block. Only the first switch to it is a context's: those ask the system for signals each time. */
 struct thread {
-    ucontext_t context;
+    jmp_buf at;
+    ucontext_t first;
     char *stack;
+    const meeting *waits_for;
+    unsigned round;
     bool is_done;
 };
 
 static thread threads[1024];
-static ucontext_t scheduler;
+static jmp_buf scheduler;
 static unsigned current;
 static meeting block, warps[32];
-static uint64_t slots[1024];
 static void (*body)(const void *);
 static const void *argument;
 
@@ -72,71 +77,119 @@ inline void end_round(meeting *m)
     }
 }
 
-inline void meet(meeting *m)
+inline void leave()
 {
-    const unsigned mine = current, round = m->round;
+    if (_setjmp(threads[current].at) == 0) {
+        _longjmp(scheduler, 1);
+    }
+}
+
+/* Returns which round it was. Whoever has its number has met all others since the round before. */
+inline unsigned meet(meeting *m)
+{
+    thread *mine = &threads[current];
+    const unsigned round = m->round;
     m->n_here++;
     end_round(m);
-    while (m->round == round) {
-        swapcontext(&threads[mine].context, &scheduler);
+    if (m->round == round) {
+        mine->waits_for = m;
+        mine->round = round;
+        leave();
+        mine->waits_for = nullptr;
     }
+    return round;
 }
 
 inline void enter()
 {
-    body(argument);
-    threads[current].is_done = true;
-    block.n_members--;
-    warps[current / 32].n_members--;
-    end_round(&block);
-    end_round(&warps[current / 32]);
+    for (;;) {
+        body(argument);
+        threads[current].is_done = true;
+        block.n_members--;
+        warps[current / 32].n_members--;
+        end_round(&block);
+        end_round(&warps[current / 32]);
+        leave();
+    }
+}
+
+inline void resume(thread *t)
+{
+    if (_setjmp(scheduler) != 0) {
+        return;
+    }
+    if (t->stack != nullptr) {
+        _longjmp(t->at, 1);
+    }
+    t->stack = (char *)malloc(STACK_BYTES);
+    getcontext(&t->first);
+    t->first.uc_stack.ss_sp = t->stack;
+    t->first.uc_stack.ss_size = STACK_BYTES;
+    makecontext(&t->first, enter, 0);
+    setcontext(&t->first);
+}
+
+inline bool can_go_on(const thread *t)
+{
+    return !t->is_done && (t->waits_for == nullptr || t->waits_for->round != t->round);
+}
+
+/* Whether one of its threads could. Goes on until none can. */
+inline bool run_warp(unsigned first, unsigned end)
+{
+    bool has_run = false;
+    for (bool again = true; again;) {
+        again = false;
+        for (unsigned i = first; i < end; i++) {
+            if (can_go_on(&threads[i])) {
+                current = i;
+                threadIdx = {i, 0, 0};
+                resume(&threads[i]);
+                again = has_run = true;
+            }
+        }
+    }
+    return has_run;
 }
 
 inline void run_block(unsigned n_threads)
 {
     block = {0, n_threads, 0};
     for (unsigned i = 0; i < n_threads; i++) {
-        thread *t = &threads[i];
+        threads[i].is_done = false;
+        threads[i].waits_for = nullptr;
         if (i % 32 == 0) {
             warps[i / 32] = {0, n_threads - i < 32 ? n_threads - i : 32, 0};
         }
-        if (t->stack == nullptr) {
-            t->stack = (char *)malloc(STACK_BYTES);
-        }
-        getcontext(&t->context);
-        t->context.uc_stack.ss_sp = t->stack;
-        t->context.uc_stack.ss_size = STACK_BYTES;
-        t->context.uc_link = &scheduler;
-        t->is_done = false;
-        makecontext(&t->context, enter, 0);
     }
     while (block.n_members != 0) {
-        for (current = 0; current < n_threads; current++) {
-            if (!threads[current].is_done) {
-                threadIdx = {current, 0, 0};
-                swapcontext(&scheduler, &threads[current].context);
-            }
+        bool has_run = false;
+        for (unsigned i = 0; i < n_threads; i += 32) {
+            has_run |= run_warp(i, n_threads - i < 32 ? n_threads : i + 32);
+        }
+        if (!has_run) {
+            fprintf(stderr, "a block waits for threads that went another way\n");
+            abort();
         }
     }
 }
 
-inline uint64_t exchange(uint64_t value, unsigned from_lane)
-{
-    meeting *warp = &warps[current / 32];
-    slots[current] = value;
-    meet(warp);
-    const uint64_t other = slots[current / 32 * 32 + from_lane];
-    meet(warp);
-    return other;
-}
+/* What every thread of a warp has brought. Two rounds have two places: nobody is two rounds ahead of one who reads still. */
+template <class T> struct exchange {
+    T of[2][1024];
+
+    const T *operator()(const T &mine)
+    {
+        meeting *warp = &warps[current / 32];
+        of[warp->round % 2][current] = mine;
+        return &of[meet(warp) % 2][current / 32 * 32];
+    }
+};
 
 template <class T> T shuffle(T value, unsigned from_lane)
 {
-    uint64_t bits = 0;
-    memcpy(&bits, &value, sizeof value);
-    bits = exchange(bits, from_lane);
-    memcpy(&value, &bits, sizeof value);
-    return value;
+    static exchange<T> values;
+    return values(value)[from_lane];
 }
 } // namespace host
 
@@ -157,9 +210,11 @@ template <class T> T __shfl_xor_sync(unsigned, T value, unsigned distance)
 
 inline unsigned __ballot_sync(unsigned, bool is_set)
 {
+    static host::exchange<bool> all;
+    const bool *of = all(is_set);
     unsigned bits = 0;
     for (unsigned lane = 0; lane < 32; lane++) {
-        bits |= (unsigned)host::shuffle(is_set, lane) << lane;
+        bits |= (unsigned)of[lane] << lane;
     }
     return bits;
 }
@@ -245,11 +300,20 @@ inline void __syncwarp()
 /* c += a b of a warp: 16 rows by n_halves * 16 values by 8 columns of bytes, fragments as the integer matrix products have them. */
 inline void host_product(int (&c)[4], const unsigned *a, const unsigned *b, unsigned n_halves)
 {
+    struct fragment {
+        unsigned a[4], b[2];
+    };
+    static host::exchange<fragment> fragments;
+    fragment mine = {};
+    memcpy(mine.a, a, 2 * n_halves * sizeof *a);
+    memcpy(mine.b, b, n_halves * sizeof *b);
+    const fragment *of = fragments(mine);
     const unsigned lane = host::current % 32;
     for (unsigned half = 0; half < n_halves; half++) {
         for (unsigned t = 0; t < 4; t++) {
-            const unsigned rows[2] = {host::shuffle(a[2 * half], lane / 4 * 4 + t), host::shuffle(a[2 * half + 1], lane / 4 * 4 + t)};
-            const unsigned columns[2] = {host::shuffle(b[half], lane % 4 * 8 + t), host::shuffle(b[half], lane % 4 * 8 + 4 + t)};
+            const fragment &left = of[lane / 4 * 4 + t];
+            const unsigned rows[2] = {left.a[2 * half], left.a[2 * half + 1]};
+            const unsigned columns[2] = {of[lane % 4 * 8 + t].b[half], of[lane % 4 * 8 + 4 + t].b[half]};
             for (unsigned i = 0; i < 4; i++) {
                 for (unsigned byte = 0; byte < 32; byte += 8) {
                     c[i] += (int8_t)(rows[i / 2] >> byte) * (int8_t)(columns[i % 2] >> byte);
@@ -319,13 +383,14 @@ inline double decode_half(unsigned half)
 
 inline double half_value(unsigned half)
 {
-    static const std::vector<double> values = [] {
-        std::vector<double> all(1 << 16);
-        for (unsigned i = 0; i < all.size(); i++) {
-            all[i] = decode_half(i);
+    static double values[1 << 16];
+    static bool is_filled;
+    if (!is_filled) {
+        for (unsigned i = 0; i < 1 << 16; i++) {
+            values[i] = decode_half(i);
         }
-        return all;
-    }();
+        is_filled = true;
+    }
     return values[half];
 }
 
@@ -337,11 +402,13 @@ inline unsigned half_bits(double value)
     if (!(magnitude < 65520.0)) {
         return magnitude != magnitude ? 0x7fffu : sign | 0x7c00u;
     }
-    int exponent = 0;
-    frexp(magnitude, &exponent);
-    const int step = magnitude == 0.0 || exponent - 11 < -24 ? -24 : exponent - 11;
-    const double whole = nearbyint(ldexp(magnitude, -step));
-    return step == -24 ? sign | (unsigned)whole : sign + ((unsigned)(step + 24) << 10) + (unsigned)whole;
+    if (magnitude < 0x1p-14) {
+        return sign | (unsigned)nearbyint(magnitude * 0x1p24);
+    }
+    uint64_t bits;
+    memcpy(&bits, &magnitude, sizeof bits);
+    bits += (UINT64_C(1) << 41) - 1 + (bits >> 42 & 1);
+    return sign | (unsigned)((bits >> 42) - (UINT64_C(1023 - 15) << 10));
 }
 
 template <class F> unsigned on_halves(F f)
@@ -389,22 +456,25 @@ inline unsigned kvs_transpose(unsigned halves)
 /* Products of halves are exact in double; sums round there, once to float. */
 template <class Value> void host_mma(Value value, float *c, const unsigned *a, unsigned b0, unsigned b1)
 {
-    static double left[1024][8], right[1024][4];
-    const unsigned warp = host::current / 32 * 32, g = host::current % 32 / 4, t = host::current % 4;
+    struct fragment {
+        double left[8], right[4];
+    };
+    static host::exchange<fragment> fragments;
+    fragment mine;
     for (unsigned i = 0; i < 8; i++) {
-        left[host::current][i] = value(a[i / 2] >> 16 * (i % 2) & 0xffff);
-        right[host::current][i % 4] = value((i % 4 < 2 ? b0 : b1) >> 16 * (i % 2) & 0xffff);
+        mine.left[i] = value(a[i / 2] >> 16 * (i % 2) & 0xffff);
+        mine.right[i % 4] = value((i % 4 < 2 ? b0 : b1) >> 16 * (i % 2) & 0xffff);
     }
-    host::meet(&host::warps[warp / 32]);
+    const fragment *of = fragments(mine);
+    const unsigned g = host::current % 32 / 4, t = host::current % 4;
     for (unsigned i = 0; i < 4; i++) {
         double sum = c[i];
         for (unsigned k = 0; k < 16; k++) {
             const unsigned of_k = k % 8 / 2, column = 2 * t + i % 2;
-            sum += left[warp + 4 * g + of_k][k / 8 * 4 + i / 2 * 2 + k % 2] * right[warp + 4 * column + of_k][k / 8 * 2 + k % 2];
+            sum += of[4 * g + of_k].left[k / 8 * 4 + i / 2 * 2 + k % 2] * of[4 * column + of_k].right[k / 8 * 2 + k % 2];
         }
         c[i] = (float)sum;
     }
-    host::meet(&host::warps[warp / 32]);
 }
 
 inline void kvs_mma(float *c, const unsigned *a, unsigned b0, unsigned b1)
@@ -420,22 +490,25 @@ inline void kvs_mma_bf16(float *c, const unsigned *a, unsigned b0, unsigned b1)
 /* Products of 11 bits are exact in double. */
 inline void kvs_mma_tf32(float *c, const unsigned *a, const unsigned *b)
 {
-    static float left[1024][4], right[1024][2];
-    const unsigned warp = host::current / 32 * 32, g = host::current % 32 / 4, t = host::current % 4;
+    struct fragment {
+        float left[4], right[2];
+    };
+    static host::exchange<fragment> fragments;
+    fragment mine;
     for (unsigned i = 0; i < 4; i++) {
-        left[host::current][i] = __uint_as_float(a[i] & 0xffffe000u);
-        right[host::current][i % 2] = __uint_as_float(b[i % 2] & 0xffffe000u);
+        mine.left[i] = __uint_as_float(a[i] & 0xffffe000u);
+        mine.right[i % 2] = __uint_as_float(b[i % 2] & 0xffffe000u);
     }
-    host::meet(&host::warps[warp / 32]);
+    const fragment *of = fragments(mine);
+    const unsigned g = host::current % 32 / 4, t = host::current % 4;
     for (unsigned i = 0; i < 4; i++) {
         double sum = c[i];
         for (unsigned k = 0; k < 8; k++) {
             const unsigned column = 2 * t + i % 2;
-            sum += (double)left[warp + 4 * g + k % 4][k / 4 * 2 + i / 2] * (double)right[warp + 4 * column + k % 4][k / 4];
+            sum += (double)of[4 * g + k % 4].left[k / 4 * 2 + i / 2] * (double)of[4 * column + k % 4].right[k / 4];
         }
         c[i] = (float)sum;
     }
-    host::meet(&host::warps[warp / 32]);
 }
 
 template <class Params, void (*KERNEL)(Params)> void host_call(const void *params)
