@@ -267,6 +267,7 @@ def judge(tree: Tree, sabotage: Sabotage) -> Verdict:
         end = tree.run(sabotage)
         is_expected = is_caught = end.kind in (sabotage.ends, *ALSO.get(sabotage.ends, ()))
         if not is_expected:
+            print(f"{sabotage.name}: {sabotage.catcher} {end.kind}; now all fast tests", flush=True)
             suite = tree.run_fast_suite()
             is_caught = suite.kind == "fails"
             end = suite if is_caught else end

@@ -162,8 +162,11 @@ def test_parts_of_a_matmul_share_normed_rows(rig: WeightRig) -> None:
         assert (np.abs(out - seen @ weight.values.T) <= SUM_TOLERANCE * 4 * size + step).all()
 
 
+@pytest.mark.parametrize("is_prompt", [False, True])
 @pytest.mark.parametrize(("group", "is_sigmoid"), [(64, False), (128, False), (0, True)])
-def test_a_gated_input_has_the_bits_of_its_steps(rig: WeightRig, group: int, is_sigmoid: bool) -> None:
+def test_a_gated_input_has_the_bits_of_its_steps(
+    rig: WeightRig, group: int, is_sigmoid: bool, is_prompt: bool
+) -> None:
     rng = np.random.default_rng(41)
     k, n_rows = 512 + 768, 3
     weights = [rig.weight(T.Q4_K, k, 32, rng), rig.weight(T.F32, k, 5, rng)]
@@ -181,8 +184,8 @@ def test_a_gated_input_has_the_bits_of_its_steps(rig: WeightRig, group: int, is_
         is_sigmoid=int(is_sigmoid),
     )  # fmt: skip
     run("glu", "glu", {}, (-(-x.size // 256), 1, 1), 256, params)
-    stepwise = rig.matmul(weights, rig.engine.download(address, x.shape, np.float32))
-    outs = rig.matmul(weights, x, norm=norm, gate=gate, is_sigmoid=is_sigmoid)
+    stepwise = rig.matmul(weights, rig.engine.download(address, x.shape, np.float32), is_prompt=is_prompt)
+    outs = rig.matmul(weights, x, norm=norm, gate=gate, is_sigmoid=is_sigmoid, is_prompt=is_prompt)
     for out, expected in zip(outs, stepwise, strict=True):
         assert out.tobytes() == expected.tobytes()
 
