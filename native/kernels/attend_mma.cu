@@ -2,7 +2,7 @@
  * BF16.
  *
  * Kernels: attend_leaf, then attend_fold. Argument: kvs_attend_params. Architecture: sm_80.
- * Macros: KVS_TYPE_K, KVS_TYPE_V (numbers of kvs_type), KVS_DIM_K, KVS_DIM_V (multiples of 32, at most 256), KVS_TILES (1, 2 or 4:
+ * Macros: KVS_TYPE_K, KVS_TYPE_V (numbers of kvs_type), KVS_DIM_K, KVS_DIM_V (multiples of 32, at most 256), KVS_TILES (1 to 5:
  * products of 8 queries that share a decoded page).
  * attend_leaf: grid (tiles of N = 8 * KVS_TILES queries, KV heads, slots), block 256, dynamic shared memory:
  * N * 64 * (2 * KVS_DIM_K / 32 + 16) bytes, and N * 128 * (V_SPLITS - 1) * KVS_DIM_V / 32 more.
@@ -15,11 +15,8 @@
  * A page that some query of the tile sees in part is gone over once for each row, with V beyond what the row sees as zero:
  * zero times a broken value would not be zero.
  */
-#include "attend_parts.cuh"
-#include "mma.cuh"
+#include "attend_pages.cuh"
 
-#define K_BLOCKS k_side::n_blocks
-#define V_BLOCKS v_side::n_blocks
 #define V_SPLITS (V_BLOCKS == 1 ? 8u : V_BLOCKS == 2 ? 4u : V_BLOCKS <= 4 ? 2u : 1u) /* runs of tokens that warps share */
 #define V_STEPS (16u / V_SPLITS)                                                     /* of 16 tokens, of a warp */
 #define FOURS_PER_LANE ((8u * K_BLOCKS + 31u) / 32u)                                 /* values of a query, four by four */
@@ -37,9 +34,6 @@
 #ifndef KVS_BLOCKS
 #define KVS_BLOCKS (KVS_TILES > 2 ? 1 : 2)
 #endif
-
-static_assert(!k_traits::is_float || KVS_TYPE_K == KVS_KV_F16, "K must be exact as halves");
-static_assert(!v_traits::is_float || KVS_TYPE_V == KVS_KV_F16, "V must be exact as halves");
 
 #ifdef __CUDACC__
 extern __shared__ uint4 dynamic_shared[];
@@ -150,58 +144,19 @@ __device__ inline void note_visible(const kvs_attend_params *p, const tile_view 
     }
 }
 
-/* What a lane reads of a K row's block. */
-struct k_words {
-    kvs_u32 words[k_traits::is_float ? 4 : k_traits::is_nibbles ? 1 : 2];
-    kvs_u32 high;
-    kvs_kv_scale scale;
-};
-
-__device__ inline void load_k(const kvs_u8 *k, kvs_u32 row, kvs_u32 block, kvs_u32 t, k_words *loaded)
-{
-    const kvs_u8 *codes = kvs_kv_codes_at<KVS_TYPE_K, KVS_DIM_K>(k, row, block);
-    constexpr kvs_u32 n_words = sizeof loaded->words / 4;
-    if (n_words == 4) {
-        const uint4 four = *(const uint4 *)(codes + 16 * t);
-        loaded->words[0] = four.x, loaded->words[1 % n_words] = four.y;
-        loaded->words[2 % n_words] = four.z, loaded->words[3 % n_words] = four.w;
-    } else if (n_words == 2) {
-        const uint2 two = *(const uint2 *)(codes + 8 * t);
-        loaded->words[0] = two.x, loaded->words[1 % n_words] = two.y;
-    } else {
-        loaded->words[0] = *(const kvs_u32 *)(codes + 4 * t);
-    }
-    loaded->high = kvs_kv_load_high<KVS_TYPE_K, KVS_DIM_K>(k, row, block);
-    loaded->scale = kvs_kv_load_scale<KVS_TYPE_K, KVS_DIM_K>(k, row, block);
-}
-
-/* The four codes of step s as two words of halves. */
-__device__ inline void k_halves(const k_words *loaded, kvs_u32 s, kvs_u32 t, kvs_u32 *first, kvs_u32 *second)
-{
-    constexpr kvs_u32 n_words = sizeof loaded->words / 4;
-    if (k_traits::is_float) {
-        *first = loaded->words[2 * s % n_words];
-        *second = loaded->words[(2 * s + 1) % n_words];
-        return;
-    }
-    kvs_u32 bytes[2];
-    kvs_kv_octet_bytes<KVS_TYPE_K>(loaded->words[0], loaded->words[n_words - 1], loaded->high, t, bytes);
-    *first = kvs_bytes_to_halves<k_traits::offset, false>(bytes[s]);
-    *second = kvs_bytes_to_halves<k_traits::offset, true>(bytes[s]);
-}
-
 /* Scores of the warp's 32 tokens, two matrices of 16, before the query's factor. */
 template <kvs_u32 TILES>
 __device__ inline void score_tokens(const tile_view *tile, const kvs_u8 *k, const shared_state<TILES> *s,
                                     float (*scores)[TILES][4])
 {
-    const kvs_u32 lane = threadIdx.x % 32, t = lane % 4, row = threadIdx.x / 32 * 32 + lane / 4;
+    const kvs_u32 lane = threadIdx.x % 32, t = lane % 4;
+    const k_lane mine = lane_of_k(k, threadIdx.x / 32 * 32 + lane / 4, t);
 #pragma unroll KVS_K_UNROLL
     for (kvs_u32 block = 0; block < K_BLOCKS; block++) {
         k_words loaded[4];
 #pragma unroll
         for (kvs_u32 i = 0; i < 4; i++) {
-            load_k(k, row + 8 * i, block, t, &loaded[i]);
+            load_k(&mine, 8 * i, block, &loaded[i]);
         }
         float dots[2][TILES][4] = {};
 #pragma unroll
@@ -213,7 +168,7 @@ __device__ inline void score_tokens(const tile_view *tile, const kvs_u8 *k, cons
             }
 #pragma unroll
             for (kvs_u32 n = 0; n < TILES; n++) {
-                if (8 * n < tile->n) {
+                if (n == 0 || 8 * n < tile->n) {
                     const uint4 q = query_words<TILES>()[((2 * block + step) * TILES + n) * 32 + lane];
                     kvs_mma(dots[0][n], codes[0], q.x, q.y);
                     kvs_mma(dots[1][n], codes[1], q.x, q.y);
@@ -261,7 +216,7 @@ __device__ inline void find_maxima(const tile_view *tile, const kvs_u32 *n_visib
     const kvs_u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, token = warp * 32 + lane / 4;
 #pragma unroll
     for (kvs_u32 n = 0; n < TILES; n++) {
-        if (8 * n >= tile->n) {
+        if (n != 0 && 8 * n >= tile->n) {
             break;
         }
 #pragma unroll
@@ -299,7 +254,7 @@ __device__ inline void weigh_tokens(const tile_view *tile, const kvs_u32 *n_visi
     const kvs_u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, token = warp * 32 + lane / 4;
 #pragma unroll
     for (kvs_u32 n = 0; n < TILES; n++) {
-        if (8 * n >= tile->n) {
+        if (n != 0 && 8 * n >= tile->n) {
             break;
         }
 #pragma unroll
@@ -343,79 +298,6 @@ __device__ inline void fold_heads(const tile_view *tile, const kvs_u32 *n_visibl
     }
 }
 
-/* What a lane reads of a V row's block: the codes of values 4g .. 4g + 3. */
-struct v_words {
-    kvs_u32 words[v_traits::is_float ? 2 : 1];
-    kvs_u32 scales; /* scale, and minimum above it */
-};
-
-__device__ inline v_words load_v(const kvs_u8 *v, kvs_u32 row, kvs_u32 block, kvs_u32 g)
-{
-    typedef v_side layout;
-    v_words loaded = {};
-    const kvs_u8 *codes = kvs_kv_codes_at<KVS_TYPE_V, KVS_DIM_V>(v, row, block);
-    const kvs_u8 *scales = v + layout::scales_at + (row * V_BLOCKS + block) * v_traits::scales_bytes;
-    if (v_traits::is_float) {
-        const uint2 two = *(const uint2 *)(codes + 8 * g);
-        loaded.words[0] = two.x, loaded.words[sizeof loaded.words / 4 - 1] = two.y;
-    } else if (v_traits::is_nibbles) {
-        const kvs_u32 word = *(const kvs_u32 *)(codes + 4 * (g % 4));
-        loaded.words[0] =
-            kvs_kv_quad_bytes<KVS_TYPE_V>(word, kvs_kv_load_high<KVS_TYPE_V, KVS_DIM_V>(v, row, block), g);
-    } else {
-        loaded.words[0] = *(const kvs_u32 *)(codes + 4 * g) ^ 0x80808080u;
-    }
-    if (v_traits::has_minimum) {
-        loaded.scales = *(const kvs_u32 *)scales;
-    } else if (!v_traits::is_float) {
-        loaded.scales = *(const kvs_u16 *)scales;
-    }
-    return loaded;
-}
-
-/* Codes times scale plus minimum of two tokens, as sums of two halves. The product and the rest of the sum are exact. */
-__device__ inline kvs_split scaled_pair(kvs_u32 codes, kvs_u32 scales, kvs_u32 minima)
-{
-    kvs_split split;
-    split.high = kvs_halves_mul(codes, scales);
-    split.low = kvs_halves_fms(codes, scales, split.high);
-    if (v_traits::has_minimum) {
-        const kvs_u32 product = split.high, sum = kvs_halves_add(product, minima);
-        const kvs_u32 of_minimum = kvs_halves_sub(sum, product);
-        const kvs_u32 of_product = kvs_halves_sub(sum, of_minimum);
-        const kvs_u32 rest = kvs_halves_add(kvs_halves_sub(product, of_product), kvs_halves_sub(minima, of_minimum));
-        split.high = sum;
-        split.low = kvs_halves_add(split.low, rest);
-    }
-    return split;
-}
-
-/* Values 4g .. 4g + 3 of two tokens, a pair each. `kept`: ones where a token counts. */
-__device__ inline void v_pairs(const v_words *a, const v_words *b, kvs_u32 kept, kvs_split *pairs)
-{
-    if (v_traits::is_float) {
-        constexpr kvs_u32 last = sizeof a->words / 4 - 1;
-        pairs[0].high = __byte_perm(a->words[0], b->words[0], 0x5410u) & kept;
-        pairs[1].high = __byte_perm(a->words[0], b->words[0], 0x7632u) & kept;
-        pairs[2].high = __byte_perm(a->words[last], b->words[last], 0x5410u) & kept;
-        pairs[3].high = __byte_perm(a->words[last], b->words[last], 0x7632u) & kept;
-        return;
-    }
-    const kvs_u32 begin = __byte_perm(a->words[0], b->words[0], 0x5140u);
-    const kvs_u32 end = __byte_perm(a->words[0], b->words[0], 0x7362u);
-    const kvs_u32 scales = __byte_perm(a->scales, b->scales, 0x5410u);
-    const kvs_u32 minima = __byte_perm(a->scales, b->scales, 0x7632u);
-    pairs[0] = scaled_pair(kvs_bytes_to_halves<v_traits::offset, false>(begin), scales, minima);
-    pairs[1] = scaled_pair(kvs_bytes_to_halves<v_traits::offset, true>(begin), scales, minima);
-    pairs[2] = scaled_pair(kvs_bytes_to_halves<v_traits::offset, false>(end), scales, minima);
-    pairs[3] = scaled_pair(kvs_bytes_to_halves<v_traits::offset, true>(end), scales, minima);
-#pragma unroll
-    for (kvs_u32 i = 0; i < 4; i++) {
-        pairs[i].high &= kept;
-        pairs[i].low &= kept;
-    }
-}
-
 /* Ones in the halves of tokens `token` and `token + 1` that come before n_visible. */
 __device__ inline kvs_u32 kept_halves(kvs_u32 token, kvs_u32 n_visible)
 {
@@ -430,13 +312,15 @@ __device__ inline void gather_values(const kvs_u8 *v, kvs_u32 n_visible, kvs_u32
 {
     const kvs_u32 lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, warp = threadIdx.x / 32;
     const kvs_u32 block = warp % V_BLOCKS, first = warp / V_BLOCKS * V_STEPS;
+    v_lane mine = lane_of_v(v, first * 16 + 2 * t, block, g);
 #pragma unroll 1
     for (kvs_u32 begin = first; begin < first + V_STEPS && (IS_WHOLE || begin * 16 < n_visible); begin += V_AHEAD) {
         v_words loaded[V_AHEAD][4];
 #pragma unroll
         for (kvs_u32 i = 0; i < 4 * V_AHEAD; i++) {
-            loaded[i / 4][i % 4] = load_v(v, (begin + i / 4) * 16 + 2 * t + i % 4 / 2 * 8 + i % 2, block, g);
+            loaded[i / 4][i % 4] = load_v(&mine, i / 4 * 16 + i % 4 / 2 * 8 + i % 2, g);
         }
+        step_over(&mine, V_AHEAD * 16);
 #pragma unroll
         for (kvs_u32 i = 0; i < V_AHEAD; i++) {
             const kvs_u32 step = begin + i, token = step * 16 + 2 * t;
@@ -452,7 +336,7 @@ __device__ inline void gather_values(const kvs_u8 *v, kvs_u32 n_visible, kvs_u32
                 const kvs_u32 low[4] = {near[2 * m].low, near[2 * m + 1].low, far[2 * m].low, far[2 * m + 1].low};
 #pragma unroll
                 for (kvs_u32 n = 0; n < TILES; n++) {
-                    if (n >= n_begin && n < n_end) {
+                    if ((IS_WHOLE && n == 0) || (n >= n_begin && n < n_end)) {
                         const uint4 weights = weight_words<TILES>()[(step * TILES + n) * 32 + lane];
                         kvs_mma(sums[m][n], high, weights.x, weights.y);
                         kvs_mma(sums[m][n], high, weights.z, weights.w);

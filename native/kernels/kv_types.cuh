@@ -53,11 +53,8 @@ struct kvs_kv_scale {
     float minimum;
 };
 
-template <int TYPE, kvs_u32 DIM>
-__device__ inline kvs_kv_scale kvs_kv_load_scale(const kvs_u8 *side, kvs_u32 row, kvs_u32 block)
+template <int TYPE> __device__ inline kvs_kv_scale kvs_kv_scale_at(const kvs_u8 *at)
 {
-    typedef kvs_kv_side<TYPE, DIM> layout;
-    const kvs_u8 *at = side + layout::scales_at + (row * layout::n_blocks + block) * kvs_kv_traits<TYPE>::scales_bytes;
     kvs_kv_scale result = {1.0f, 0.0f};
     if (kvs_kv_traits<TYPE>::has_minimum) {
         const kvs_u32 both = *(const kvs_u32 *)at;
@@ -67,6 +64,13 @@ __device__ inline kvs_kv_scale kvs_kv_load_scale(const kvs_u8 *side, kvs_u32 row
         result.scale = kvs_f16_to_f32(*(const kvs_u16 *)at);
     }
     return result;
+}
+
+template <int TYPE, kvs_u32 DIM>
+__device__ inline kvs_kv_scale kvs_kv_load_scale(const kvs_u8 *side, kvs_u32 row, kvs_u32 block)
+{
+    typedef kvs_kv_side<TYPE, DIM> layout;
+    return kvs_kv_scale_at<TYPE>(side + layout::scales_at + (row * layout::n_blocks + block) * kvs_kv_traits<TYPE>::scales_bytes);
 }
 
 template <int TYPE, kvs_u32 DIM>

@@ -18,10 +18,10 @@ from tests.gpu.kernel_engine import CudaEngine
 
 LAYER = Layer(T.Q8_0, T.Q4_0, 256, 256, 4, 6)
 SLOTS = 128
-FAMILIES = tuple(Family("attend_mma", tile) for tile in (8, 16, 32))
+FAMILIES = tuple(Family("attend_mma", tile) for tile in (8, 16, 32, 40))
 TRIED = tuple(
     Family("attend_mma", tile, (("KVS_AHEAD", ahead), ("KVS_K_UNROLL", unroll), ("KVS_BLOCKS", blocks)))
-    for tile, all_blocks in ((8, (1, 2, 3)), (16, (1, 2)), (32, (1,)))
+    for tile, all_blocks in ((8, (1, 2, 3)), (16, (1, 2)), (32, (1,)), (40, (1,)))
     for ahead in (0, 1)
     for unroll in (1, 2, 4)
     for blocks in all_blocks

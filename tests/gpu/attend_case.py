@@ -103,7 +103,7 @@ class Family:
             return PLAIN_TILE
         if self.source == "attend_tile":
             return PROMPT_TILE
-        return self.tile or (8 if n_queries <= 8 else 32)
+        return self.tile or (8 if n_queries <= 8 else 40)
 
     def macros(self, layer: Layer, tile: int) -> dict[str, int]:
         if self.source != "attend_mma":

@@ -18,6 +18,7 @@ typedef struct flat_pass {
     uint32_t n_rows;
     uint32_t arch;
     uint32_t n_sm;
+    uint32_t shared_bytes; /* of a block, at most */
     uint32_t flags; /* kvs_op_flags */
     uint64_t first_token;
     uint64_t scratch;
@@ -76,6 +77,7 @@ static bound_pass *bind(const flat_pass *pass, bound_pass *bound)
 {
     bound->launcher = (kvs_cuda_launcher){.arch = pass->arch,
                                           .n_sm = pass->n_sm,
+                                          .shared_bytes = pass->shared_bytes,
                                           .places = {.words = pass->table_pages == 0 ? 0 : 1, .table_pages = pass->table_pages}};
     bound->layer = (kvs_kv_layer){.n_kv_heads = pass->n_kv_heads,
                                   .head_dim_k = pass->head_dim_k,

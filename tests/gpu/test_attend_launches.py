@@ -24,7 +24,7 @@ class Pass(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_uint32) for name in ("n_kv_heads", "head_dim_k", "head_dim_v")),
         *((name, ctypes.c_int32) for name in ("type_k", "type_v")),
-        *((name, ctypes.c_uint32) for name in ("n_query_heads", "n_rows", "arch", "n_sm", "flags")),
+        *((name, ctypes.c_uint32) for name in ("n_query_heads", "n_rows", "arch", "n_sm", "shared_bytes", "flags")),
         *((name, ctypes.c_uint64) for name in ("first_token", "scratch", "table_pages")),
     ]
 
@@ -61,6 +61,8 @@ class Asked:
     first_token: int
     arch: int
     n_sm: int
+    shared_kib: int
+    """That a block may have."""
     is_prompt: bool = False
     table_pages: int = 0
     """Of a recorded pass."""
@@ -68,7 +70,7 @@ class Asked:
     def flat(self, n_rows: int) -> Pass:
         layer = self.layer
         types = (layer.type_k.id, layer.type_v.id)
-        heads = (layer.n_heads, n_rows, self.arch, self.n_sm, int(self.is_prompt))
+        heads = (layer.n_heads, n_rows, self.arch, self.n_sm, self.shared_kib << 10, int(self.is_prompt))
         rest = (self.first_token, SCRATCH, self.table_pages)
         return Pass(layer.n_kv_heads, layer.dim_k, layer.dim_v, *types, *heads, *rest)
 
@@ -94,7 +96,7 @@ def passes(draw: st.DrawFn) -> tuple[Asked, list[int], int]:
     n_rows = draw(st.one_of(st.integers(1, 70), st.sampled_from((256, 512, 2048))))
     first_token = draw(st.one_of(st.integers(0, 700), st.integers(0, 1 << 18)))
     arch, n_sm = draw(st.sampled_from((75, 80, 90, 120))), draw(st.sampled_from((1, 30, 132)))
-    asked = Asked(layer, n_rows, first_token, arch, n_sm, draw(st.booleans()))
+    asked = Asked(layer, n_rows, first_token, arch, n_sm, draw(st.sampled_from((99, 163, 227))), draw(st.booleans()))
     # The last wave may name pages that no row sees.
     last = asked.n_pages + draw(st.integers(0, 2))
     inner = draw(st.lists(st.integers(1, last), max_size=6, unique=True))
@@ -164,9 +166,13 @@ def test_tiles_cover_all_queries_with_the_shared_memory_they_need(
     assert leaf.grid[0] == -(-asked.n_rows * layer.group // tile) and leaf.grid[1] == layer.n_kv_heads
     family = PROMPT if is_tiled else PRODUCTS
     assert leaf.shared_bytes == (family.shared_bytes(layer, tile) if is_tiled or leaf.is_products else 0)
+    if leaf.is_products:
+        # Beside it: maxima and sums of eight warps, factors, sums of queries and what they see.
+        assert tile in (8, 32, 40) and leaf.shared_bytes + tile * (64 + 12 + 8 + 8 + 4 * layer.dim_k // 32) <= asked.shared_kib << 10
+        assert (tile == 8) == (asked.n_rows * layer.group <= 8)
 
 
 @pytest.mark.parametrize("dims", [(48, 64), (64, 48), (288, 64), (64, 512)])
 def test_head_sizes_that_no_kernel_has_are_refused(launcher: ctypes.CDLL, dims: tuple[int, int]) -> None:
-    asked = Asked(Layer(T.F16, T.F16, *dims), 1, 0, 90, 132)
+    asked = Asked(Layer(T.F16, T.F16, *dims), 1, 0, 90, 132, 227)
     assert launcher.scratch_bytes(ctypes.byref(asked.flat(1))) == 0

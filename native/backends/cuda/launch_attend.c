@@ -8,14 +8,17 @@
 #include "kernels/attend_params.h"
 
 #define PART_HEAD 4u
-/* Architecture from which on matrix products of halves are used, and the queries that share a page there. */
+/* Architecture from which on matrix products of halves are used, and the queries that share a page there: as many as one product takes,
+ * or, where a block's shared memory has room, six rows of up to six query heads to a KV head. */
 #define PRODUCTS_ARCH 80u
 #define FEW_QUERIES 8u
-#define MANY_QUERIES 32u
+#define MANY_QUERIES 40u
+#define FEWER_QUERIES 32u
+#define STATIC_BYTES 160u /* of shared memory for each query, at most, beside what a launch asks for */
 #define MAX_HEAD_VALUES 256u
 #define HEAD_GRAIN 32u
 #define SLOTS_MOST 128u
-#define SLOT_BYTES (UINT64_C(4) << 20)
+#define SLOT_BYTES (UINT64_C(8) << 20)
 #define PROMPT_SLOT_BYTES (UINT64_C(50) << 20)
 /* Where four warps multiply together: queries of a prompt that share a page, and what head sizes are multiples of. */
 #define GROUPS_ARCH 90u
@@ -122,7 +125,8 @@ typedef struct attend_kernels {
     kvs_cuda_key fold;
     uint32_t tile_queries;
     uint32_t shared_bytes;
-    bool is_tiled; /* slots are of groups, always */
+    uint32_t sm_blocks; /* that a multiprocessor takes */
+    bool is_tiled;      /* slots are of groups, always */
 } attend_kernels;
 
 /* Runs of tokens that warps share: V_SPLITS of attend_mma.cu. */
@@ -140,36 +144,43 @@ static bool is_tiled(const kvs_cuda_launcher *launcher, const kvs_bound_op *op)
            layer->head_dim_k % PROMPT_GRAIN == 0 && (v == 64 || v == 128 || v == 256);
 }
 
+/* Shared memory of attend_mma.cu that a launch asks for, for each query of a tile. */
+static uint32_t products_bytes(const kvs_kv_layer *layer)
+{
+    const uint32_t k_blocks = layer->head_dim_k / HEAD_GRAIN, v_blocks = layer->head_dim_v / HEAD_GRAIN;
+    return 64 * (2 * k_blocks + 16) + 128 * (value_splits(v_blocks) - 1) * v_blocks;
+}
+
 static attend_kernels kernels_of(const kvs_cuda_launcher *launcher, const kvs_bound_op *op, uint32_t n_head_queries)
 {
     const kvs_kv_layer *layer = op->kv;
     if (is_tiled(launcher, op)) {
         return (attend_kernels){record_key("attend_tile", "attend_leaf", layer), record_key("attend_tile", "attend_fold", layer),
-                                PROMPT_QUERIES, 384 * layer->head_dim_k + 128 * layer->head_dim_v + 1024, true};
+                                PROMPT_QUERIES, 384 * layer->head_dim_k + 128 * layer->head_dim_v + 1024, 1, true};
     }
     if (launcher->arch < PRODUCTS_ARCH || !is_exact_as_half(layer->type_k) || !is_exact_as_half(layer->type_v)) {
         return (attend_kernels){record_key("attend", "attend_leaf", layer), record_key("attend", "attend_fold", layer),
-                                KVS_CUDA_TILE_QUERIES, 0, false};
+                                KVS_CUDA_TILE_QUERIES, 0, 2, false};
     }
-    const uint32_t tile = n_head_queries <= FEW_QUERIES ? FEW_QUERIES : MANY_QUERIES;
-    const uint32_t k_blocks = layer->head_dim_k / HEAD_GRAIN, v_blocks = layer->head_dim_v / HEAD_GRAIN;
-    const uint32_t shared = tile * 64 * (2 * k_blocks + 16) + tile * 128 * (value_splits(v_blocks) - 1) * v_blocks;
+    const uint32_t of_query = products_bytes(layer);
+    const uint32_t many = MANY_QUERIES * (of_query + STATIC_BYTES) <= launcher->shared_bytes ? MANY_QUERIES : FEWER_QUERIES;
+    const uint32_t tile = n_head_queries <= FEW_QUERIES ? FEW_QUERIES : many;
     const kvs_cuda_macro tiles = {"KVS_TILES", (int32_t)(tile / FEW_QUERIES)};
     attend_kernels kernels = {record_key("attend_mma", "attend_leaf", layer), record_key("attend_mma", "attend_fold", layer),
-                              tile, shared, false};
+                              tile, tile * of_query, tile == FEW_QUERIES ? 2 : 1, false};
     kernels.leaf.macros[kernels.leaf.n_macros++] = tiles;
     kernels.fold.macros[kernels.fold.n_macros++] = tiles;
     return kernels;
 }
 
-/* Slots of a prompt's launch, of which fit are there: a multiprocessor takes one block, and few should wait for others to end. */
-static uint32_t prompt_slots(const kvs_cuda_launcher *launcher, uint32_t of_slot, uint32_t fit)
+/* Slots of a launch, of which fit are there, where one launch does not take all: few blocks should wait for others to end. `at_once`:
+ * blocks that the card takes. */
+static uint32_t even_slots(uint32_t at_once, uint32_t of_slot, uint32_t fit)
 {
-    const uint32_t n_sm = launcher->n_sm == 0 ? 1 : launcher->n_sm;
     uint32_t best = 1;
     uint64_t best_blocks = 0, best_rounds = 1;
     for (uint32_t n = 1; n <= fit; n++) {
-        const uint64_t blocks = (uint64_t)n * of_slot, rounds = kvs_div_up(blocks, n_sm);
+        const uint64_t blocks = (uint64_t)n * of_slot, rounds = kvs_div_up(blocks, at_once);
         if (blocks * best_rounds > best_blocks * rounds) {
             best = n;
             best_blocks = blocks;
@@ -180,22 +191,24 @@ static uint32_t prompt_slots(const kvs_cuda_launcher *launcher, uint32_t of_slot
 }
 
 /* Pages from params->page_begin on that one launch takes, at most to `end`, in how many slots. */
-static uint32_t cut_launch(const kvs_cuda_launcher *launcher, const kvs_bound_op *op, uint32_t n_tiles, bool only_groups,
+static uint32_t cut_launch(const kvs_cuda_launcher *launcher, const kvs_bound_op *op, const attend_kernels *kernels, uint32_t n_tiles,
                            uint32_t end, kvs_attend_params *params)
 {
-    const uint32_t fit = (uint32_t)slots_of(op, params->n_rows);
-    const uint32_t room = only_groups ? prompt_slots(launcher, n_tiles * params->n_kv_heads, fit) : fit;
+    const uint32_t fit = (uint32_t)slots_of(op, params->n_rows), of_slot = n_tiles * params->n_kv_heads;
     const uint32_t first_group = params->page_begin / KVS_CUDA_GROUP_PAGES;
     const uint32_t n_groups = (uint32_t)kvs_div_up(end, KVS_CUDA_GROUP_PAGES) - first_group;
+    const uint32_t at_once = kernels->sm_blocks * (launcher->n_sm == 0 ? 1 : launcher->n_sm);
+    const bool are_all = n_groups <= fit && !kernels->is_tiled;
+    const uint32_t room = are_all ? n_groups : even_slots(at_once, of_slot, fit);
     const uint32_t grouped_slots = n_groups < room ? n_groups : room;
-    params->is_grouped = only_groups || (uint64_t)grouped_slots * n_tiles * params->n_kv_heads * 2 >= 3 * (uint64_t)launcher->n_sm;
+    params->is_grouped = kernels->is_tiled || (uint64_t)grouped_slots * of_slot * 4 >= 3 * (uint64_t)at_once;
     if (params->is_grouped) {
         const uint32_t stop = (first_group + grouped_slots) * KVS_CUDA_GROUP_PAGES;
         params->page_end = stop < end ? stop : end;
         return grouped_slots;
     }
     const uint32_t left = end - params->page_begin;
-    const uint32_t n_slots = left < room ? left : room;
+    const uint32_t n_slots = left < fit ? left : fit;
     params->page_end = params->page_begin + n_slots;
     return n_slots;
 }
@@ -215,7 +228,7 @@ kvs_status kvs_cuda_launch_attend_wave(kvs_cuda_launcher *launcher, const kvs_bo
     kvs_attend_params params = params_of(launcher, op, step);
     for (uint64_t begin = page_begin; begin < end; begin = params.page_end) {
         params.page_begin = (uint32_t)begin;
-        const uint32_t n_slots = cut_launch(launcher, op, n_tiles, kernels.is_tiled, (uint32_t)end, &params);
+        const uint32_t n_slots = cut_launch(launcher, op, &kernels, n_tiles, (uint32_t)end, &params);
         params.is_first = begin == 0;
         params.is_last = params.page_end == n_pages;
         kvs_status status =
