@@ -18,6 +18,7 @@ from tests.gpu.kernel_engine import CudaEngine
 
 LAYER = Layer(T.Q8_0, T.Q4_0, 256, 256, 4, 6)
 SLOTS = 128
+MULTIPROCESSORS = 132
 FAMILIES = tuple(Family("attend_mma", tile) for tile in (8, 16, 32, 40))
 TRIED = tuple(
     Family("attend_mma", tile, (("KVS_AHEAD", ahead), ("KVS_K_UNROLL", unroll), ("KVS_BLOCKS", blocks)))
@@ -42,15 +43,17 @@ def repeated(engine: CudaEngine, n_tokens: int, n_rows: int) -> Case:
     return Case(engine, LAYER, q, np.broadcast_to(k[:1], whole), np.broadcast_to(v[:1], whole), table, 0.0625)
 
 
-def runs_of(n_pages: int, n_tiles: int) -> list[Run]:
-    """As the launcher cuts: slots of pages where groups would leave multiprocessors without work."""
-    is_grouped = n_pages // GROUP * 4 * n_tiles >= 264
+def runs_of(n_pages: int, n_tiles: int, sm_blocks: int) -> list[Run]:
+    """As the launcher cuts where scratch is no matter: slots of pages where groups would leave multiprocessors without work."""
+    is_grouped = -(-n_pages // GROUP) * 4 * n_tiles * 4 >= 3 * sm_blocks * MULTIPROCESSORS
     step = SLOTS * GROUP if is_grouped else SLOTS
     return [Run(at, min(at + step, n_pages), is_grouped) for at in range(0, n_pages, step)]
 
 
 def microseconds(device: CudaEngine, case: Case, family: Family) -> float:
-    made = launches(replace(case, family=family), runs_of(case.n_pages, -(-case.n_rows * 6 // family.tile)))
+    sm_blocks = 2 if family.tile == 8 else 1
+    runs = runs_of(case.n_pages, -(-case.n_rows * 6 // family.tile), sm_blocks)
+    made = launches(replace(case, family=family), runs)
     return device.seconds(made.run, 10) * 1e6
 
 
