@@ -44,7 +44,7 @@ def repeated(engine: CudaEngine, n_tokens: int, n_rows: int) -> Case:
 
 
 def runs_of(n_pages: int, n_tiles: int, sm_blocks: int) -> list[Run]:
-    """As the launcher cuts where scratch is no matter: slots of pages where groups would leave multiprocessors without work."""
+    """As the launcher cuts that has scratch: slots of pages where groups would leave multiprocessors without work."""
     is_grouped = -(-n_pages // GROUP) * 4 * n_tiles * 4 >= 3 * sm_blocks * MULTIPROCESSORS
     step = SLOTS * GROUP if is_grouped else SLOTS
     return [Run(at, min(at + step, n_pages), is_grouped) for at in range(0, n_pages, step)]

@@ -168,7 +168,8 @@ def test_tiles_cover_all_queries_with_the_shared_memory_they_need(
     assert leaf.shared_bytes == (family.shared_bytes(layer, tile) if is_tiled or leaf.is_products else 0)
     if leaf.is_products:
         # Beside it: maxima and sums of eight warps, factors, sums of queries and what they see.
-        assert tile in (8, 32, 40) and leaf.shared_bytes + tile * (64 + 12 + 8 + 8 + 4 * layer.dim_k // 32) <= asked.shared_kib << 10
+        beside = tile * (64 + 12 + 8 + 8 + 4 * layer.dim_k // 32)
+        assert tile in (8, 32, 40) and leaf.shared_bytes + beside <= asked.shared_kib << 10
         assert (tile == 8) == (asked.n_rows * layer.group <= 8)
 
 
