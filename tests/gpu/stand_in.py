@@ -1,7 +1,8 @@
 """Processes with a library that stands in for the driver's (``fake_cuda.c``), which the loader finds.
 
 Holds: ``Driver``. ``MODEL`` is code that opens a small random model there, with images that nobody compiles; behind
-``HOST_KERNELS`` images are kernels compiled for the host, which a process with ``FAKE_CUDA_KERNELS`` runs.
+``HOST_KERNELS`` images are kernels compiled for the host (``host_images.py``), which a process with
+``FAKE_CUDA_KERNELS`` runs.
 """
 
 from __future__ import annotations
@@ -36,20 +37,7 @@ write_random_hybrid(path, HybridShape(n_layers=4))
 """
 
 
-HOST_KERNELS = """
-import tempfile
-from pathlib import Path
-from pykvstream.kernels import provider
-from tests.gpu.kernel_engine import compile_for_host, kernels_of
-host_folder = Path(tempfile.mkdtemp())
-def compile_host(core, source, key):
-    library = host_folder / (str(abs(hash(key))) + ".so")
-    compile_for_host("c++", key.source, kernels_of(key.source), dict(key.macros), library)
-    return str(library).encode() + bytes(1)
-provider.load_compiler = lambda: None
-provider.compile_image = compile_host
-provider.default_folder = lambda: host_folder / "images"
-"""
+HOST_KERNELS = "from tests.gpu.host_images import folder as host_folder\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +53,14 @@ class Driver:
         subprocess.run(command, check=True)
         return cls(folder)
 
+    def environment(self, **variables: str) -> dict[str, str]:
+        """Of a process that finds the library."""
+        others = {name: value for name, value in os.environ.items() if not name.startswith("FAKE_CUDA")}
+        return others | {"LD_LIBRARY_PATH": str(self.folder)} | variables
+
     def run(self, code: str, **variables: str) -> str:
         """What a process with this library prints. One that hangs raises ``TimeoutExpired``."""
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("FAKE_CUDA")}
-        environment |= {"LD_LIBRARY_PATH": str(self.folder)} | variables
-        command = [sys.executable, "-c", code]
+        command, environment = [sys.executable, "-c", code], self.environment(**variables)
         done = subprocess.run(
             command, capture_output=True, text=True, cwd=ROOT, env=environment, check=False, timeout=LIMIT_S
         )

@@ -36,7 +36,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return where
 
 
-def steps(session: Session | TokenSession, n_vocab: int, n_tokens: int = 1500, n_steps: int = 12) -> Logits:
+def steps(session: Session | TokenSession, n_vocab: int, n_tokens: int = 700, n_steps: int = 12) -> Logits:
     """Logits of a prompt's last row and of what is chosen behind it."""
     tokens = np.random.default_rng(3).integers(0, n_vocab, n_tokens).tolist()
     rows = [session.forward(tokens).copy().reshape(-1)]
