@@ -156,7 +156,8 @@ PARTS = (
             Figure("ceilings", r"^(bus .*)$", "bus 55 GB/s, device memory 4,550 GB/s"),
             Figure("passes", r"^((?:resident|arena) .*)$", "resident 1.8 to 2.3 x the limit, arena 1.3 x"),
             Figure("prompts", r"^(prompt.*tokens/s)$", "5,200 tokens/s resident, as many in the arena"),
-            Figure("host", r"^(card at work.*)$", "below 2 %"),
+            Figure("idle", r"^(card at work.*)$", "6 %, gaps between kernels too"),
+            Figure("host", r"^while recorded, (.*)$", "below 2 %"),
         )),
     )),
     Part("memcheck", "compute-sanitizer over a short answer: no error", (

@@ -15,6 +15,7 @@ import argparse
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from unittest import mock
 
@@ -29,6 +30,7 @@ from tests import models, random_hybrid
 from tests.random_hybrid import HybridShape, write_random_hybrid
 
 DIFFERENT_ROWS = 32
+IDLE, BETWEEN = "idle", "idle between passes"
 
 
 def repeated_rows(
@@ -65,22 +67,35 @@ def time_steps(session: Session, width: int, n_steps: int) -> float:
     return sum(best) / len(best)
 
 
+def time_by_kernel(ranges: Sequence[tuple[float, float, str]], n_passes: int) -> tuple[Counter[str], Counter[str]]:
+    """Time and launches of each name, of (begin, end, name) in order of their beginnings.
+
+    A kernel may begin while the one before it ends: what counts is how much later than that one it ends. Nothing runs
+    in what is named ``IDLE`` and ``BETWEEN``. The latter is behind the last kernel of a pass and before the first of the
+    next, where the host has to do something; which ones these are is told by the names that occur once in each pass.
+    """
+    counts = Counter(name for _, _, name in ranges)
+    once = [name for _, _, name in ranges if counts[name] == n_passes]
+    first, last = (once[0], once[-1]) if once else ("", "")
+    spent = Counter[str]()
+    before, is_between = ranges[0][0], False
+    for begin, end, name in ranges:
+        spent[BETWEEN if is_between else IDLE] += max(0.0, begin - before)
+        spent[name] += max(0.0, end - max(begin, before))
+        before = max(before, end)
+        is_between = name == last or (is_between and name != first)
+    return spent, counts
+
+
 def kernel_table(session: Session, width: int, n_steps: int) -> list[str]:
-    """Device microseconds and launches of a pass by kernel, longest first. A kernel may begin while the one before it
-    ends: what counts is how much later than that one it ends. Nothing runs in what is named idle."""
+    """Device microseconds and launches of a pass by kernel, longest first, as ``time_by_kernel`` has them."""
     import torch  # CUPTI is what is wanted of it
 
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         time_steps(session, width, n_steps)
     on_card = (event for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA)
     ranges = sorted((event.time_range.start, event.time_range.end, event.name) for event in on_card)
-    spent, counts = Counter[str](), Counter[str]()
-    before = ranges[0][0]
-    for start, end, name in ranges:
-        spent["idle"] += max(0.0, start - before)
-        spent[name] += max(0.0, end - max(start, before))
-        counts[name] += 1
-        before = max(before, end)
+    spent, counts = time_by_kernel(ranges, n_steps)
     whole = f"{sum(spent.values()) / n_steps:10.1f} us {sum(counts.values()) / n_steps:7.1f} of all, {width} rows"
     lines = (f"{us / n_steps:10.1f} us {counts[name] / n_steps:7.1f} {name}" for name, us in spent.most_common())
     return [whole, *lines]
