@@ -71,8 +71,8 @@ def time_by_kernel(ranges: Sequence[tuple[float, float, str]], n_passes: int) ->
     """Time and launches of each name, of (begin, end, name) in order of their beginnings.
 
     A kernel may begin while the one before it ends: what counts is how much later than that one it ends. Nothing runs
-    in what is named ``IDLE`` and ``BETWEEN``. The latter is behind the last kernel of a pass and before the first of the
-    next, where the host has to do something; which ones these are is told by the names that occur once in each pass.
+    in what is named ``IDLE`` and ``BETWEEN``. The latter is behind the last kernel of a pass and before the first of
+    the next, where the host has something to do; which these are is told by names that occur once in each pass.
     """
     counts = Counter(name for _, _, name in ranges)
     once = [name for _, _, name in ranges if counts[name] == n_passes]
