@@ -1,6 +1,7 @@
 """What a card allows and what is reached, in one run: a conversation that grows to 256 Ki tokens, measured on its way.
 
     python -m tests.bench.card_limits FILE [--device cuda] [--depths 8,32,64,128,192,256] [--arena-mib 2240]
+        [--rings 128,192]
 
 FILE is a model of the 27B shape (``python -m tests.bench.shaped_file 27b FILE``). Ceilings come first: copies of 16 MiB
 from pinned memory, a kernel that only reads device memory. Then, behind each number of Ki tokens:
@@ -8,6 +9,7 @@ from pinned memory, a kernel that only reads device memory. Then, behind each nu
 - passes of 1 and 6 rows, all pages resident, beside what reading weights, states and pages takes at the ceiling;
 - the same in the arena that was named, beside the larger of that and what the bus takes for the pages that a ring of
   32 MiB leaves no room for, whatever ring was used;
+- the same with rings of as many MiB as ``--rings`` names, which leave room for fewer pages;
 - prompts in passes of 512 rows, resident and in that arena.
 
 Last the time of a pass that the card does not work, and how much of it lies between passes: host time that nothing
@@ -18,7 +20,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from ctypes import Structure, c_uint64
 from dataclasses import dataclass
 from pathlib import Path
@@ -121,18 +123,20 @@ class Bounds:
         return max(0, n_tokens * self.token_bytes - (self.pool_bytes - RING)) / self.bus
 
 
-def bounded(model: Model, phase: Phase, arena_bytes: int) -> Placement:
+def bounded(model: Model, phase: Phase, arena_bytes: int, ring_bytes: int = RING) -> Placement:
     """As many pages of each layer as an arena of that size has room for beside its ring."""
     layout = model.plan.phases[phase.value]
     record = model.plan.shape.column_bytes // layout.pool.n_layers
-    n_ring = max(RING // record, layout.pool.n_layers)
+    n_ring = max(ring_bytes // record, layout.pool.n_layers)
     pages = (arena_bytes // record - n_ring) // layout.pool.n_layers
     return Placement((pages,) * layout.pool.n_layers, n_ring, layout.max_rows)
 
 
-def passes(session: Session, bounds: Bounds, n_steps: int, is_resident: bool) -> Iterator[str]:
-    base = 0.0
-    for width in (1, 6):
+def passes(
+    session: Session, bounds: Bounds, n_steps: int, name: str, widths: Sequence[int] = (1, 6)
+) -> Iterator[str]:
+    is_resident, base = name == "resident", 0.0
+    for width in widths:
         n_tokens = len(session.tokens)
         before = session.stats.streamed_bytes
         seconds = time_steps(session, width, n_steps)
@@ -141,7 +145,7 @@ def passes(session: Session, bounds: Bounds, n_steps: int, is_resident: bool) ->
         limit = floor if is_resident else max(floor, bus)
         base = base or seconds
         yield (
-            f"{'resident' if is_resident else 'arena':<9}{n_tokens:7} tokens {width} rows {seconds * 1e3:8.3f} ms"
+            f"{name:<9}{n_tokens:7} tokens {width} rows {seconds * 1e3:8.3f} ms"
             f"  limit {limit * 1e3:7.3f} ms  {seconds / limit:5.2f} x  {seconds / base:5.2f} x 1 row"
             f"  {width / seconds:7.1f} tokens/s  {moved / seconds / 1e9:5.1f} GB/s over the bus"
         )
@@ -165,13 +169,14 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--depths", default="8,32,64,128,192,256")
     parser.add_argument("--arena-mib", type=int, default=2240)
+    parser.add_argument("--rings", type=lambda text: [int(mib) for mib in text.split(",")], default=[])
     parser.add_argument("--steps", type=int, default=16)
     options = parser.parse_args()
     depths = [int(depth) * 1024 for depth in options.depths.split(",")]
     engine = Ceilings()
     bus, read = engine.bus_rate(), engine.read_rate()
     print(f"bus {bus / 1e9:.1f} GB/s, device memory {read / 1e9:.0f} GB/s", flush=True)
-    n_more = 2 * 7 * ROWS + 8 * 7 * options.steps + 1024
+    n_more = 2 * 7 * ROWS + (8 + len(options.rings)) * 7 * options.steps + 1024
     ctx = min(max(depths) + n_more, CONTEXT)
     with Model.open(
         options.file, device=options.device, ctx_size=ctx, cache_type_k="q8_0", cache_type_v="q4_0", ubatch_size=ROWS
@@ -186,11 +191,14 @@ def main() -> None:
             for depth in depths:
                 grow(session, min(depth, ctx - n_more))
                 place_all(model, wide)
-                print("\n".join(passes(session, bounds, options.steps, True)), flush=True)
+                print("\n".join(passes(session, bounds, options.steps, "resident")), flush=True)
                 print(prompts(session, "resident"), flush=True)
                 place_all(model, narrow)
-                print("\n".join(passes(session, bounds, options.steps, False)), flush=True)
+                print("\n".join(passes(session, bounds, options.steps, "arena")), flush=True)
                 print(prompts(session, "arena"), flush=True)
+                for mib in options.rings:
+                    model.place(Phase.DECODE, bounded(model, Phase.DECODE, bounds.pool_bytes, mib * MIB))
+                    print(*passes(session, bounds, options.steps, f"ring {mib}", (1,)), flush=True)
                 place_all(model, wide)
             print_idle(session, options.steps)
 
