@@ -36,7 +36,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return where
 
 
-def steps(session: Session | TokenSession, n_vocab: int, n_tokens: int = 700, n_steps: int = 12) -> Logits:
+def steps(session: Session | TokenSession, n_vocab: int, n_tokens: int = 1100, n_steps: int = 12) -> Logits:
     """Logits of a prompt's last row and of what is chosen behind it."""
     tokens = np.random.default_rng(3).integers(0, n_vocab, n_tokens).tolist()
     rows = [session.forward(tokens).copy().reshape(-1)]
@@ -108,6 +108,7 @@ def test_delays_change_nothing(card: str, path: Path, seed: int) -> None:
         rig.device.set_hook(delay)
         assert steps(session, rig.target.n_vocab_rows).tobytes() == expected.tobytes()
         rig.device.set_hook(None)
+        assert rig.streamed_bytes > 0
 
 
 def test_a_saved_conversation_goes_on_with_the_same_bits(card: str, path: Path, tmp_path: Path) -> None:
