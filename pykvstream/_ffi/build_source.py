@@ -16,8 +16,11 @@ from cffi import FFI
 FENCE = re.compile(r"/\* cffi:begin \*/(.*?)/\* cffi:end \*/", re.DOTALL)
 
 
-CELLS = ("binding", "layer_lease", "lease", "seq")
-"""Objects that live in cells: each gets a C function that releases what its cell holds, uninterrupted."""
+CELLS = (
+    "arena", "bank", "binding", "buffer", "cache", "coordinator", "device", "fence", "host", "layer_lease", "lease",
+    "pager", "ring", "seq", "span_plan", "state", "tape", "weight",
+)  # fmt: skip
+"""Kinds of objects: each gets a C function that releases what a cell holds, uninterrupted."""
 
 
 def drop_signature(kind: str) -> str:

@@ -10,7 +10,7 @@ import enum
 from dataclasses import dataclass
 from typing import Any, Self
 
-from pykvstream._ffi import ffi, lib
+from pykvstream._ffi import lib
 from pykvstream.core.device import Device
 from pykvstream.core.fence import Fence
 from pykvstream.core.handle import Handle, new_cell
@@ -79,7 +79,7 @@ class Lease(Handle):
 
     def claim(self) -> Lease:
         """One more claim on the same lease; the region counts it once."""
-        cell = new_cell("kvs_lease **", lib.kvs_py_drop_lease)
+        cell = new_cell("lease")
         lib.kvs_lease_retain(self.ptr)
         cell[0] = self.ptr
         return Lease(cell, self._device)
@@ -111,19 +111,19 @@ class Arena(Handle):
     def __init__(
         self, device: Device, capacity_bytes: int, alignment_bytes: int = DEFAULT_ALIGNMENT_BYTES
     ) -> None:
-        out = ffi.new("kvs_arena **")
-        check(lib.kvs_arena_create(device.ptr, capacity_bytes, alignment_bytes, out), device.ptr)
+        cell = new_cell("arena")
+        check(lib.kvs_arena_create(device.ptr, capacity_bytes, alignment_bytes, cell), device.ptr)
         self._device = device.ptr
-        super().__init__(out[0], lib.kvs_arena_release)
+        super().__init__(cell)
 
     @classmethod
     def over(cls, buffer: Buffer, alignment_bytes: int = DEFAULT_ALIGNMENT_BYTES) -> Self:
         """An arena in a buffer, which lives as long: of its own, or adopted from another library."""
-        out = ffi.new("kvs_arena **")
-        check(lib.kvs_arena_create_over(buffer.ptr, alignment_bytes, out), buffer.device.ptr)
+        cell = new_cell("arena")
+        check(lib.kvs_arena_create_over(buffer.ptr, alignment_bytes, cell), buffer.device.ptr)
         made = cls.__new__(cls)
         made._device = buffer.device.ptr
-        Handle.__init__(made, out[0], lib.kvs_arena_release)
+        Handle.__init__(made, cell)
         return made
 
     @property
@@ -184,7 +184,7 @@ class Arena(Handle):
 
     def acquire(self, region_id: int) -> Lease:
         """Claim a committed region. Raises ``NotFound``, or ``Busy`` while quiesced."""
-        cell = new_cell("kvs_lease **", lib.kvs_py_drop_lease)
+        cell = new_cell("lease")
         check(lib.kvs_arena_acquire(self.ptr, region_id, cell), self._device)
         return Lease(cell, self._device)
 

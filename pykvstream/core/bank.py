@@ -12,7 +12,7 @@ from typing import Any
 
 from pykvstream._ffi import ffi, lib
 from pykvstream.core.device import Device
-from pykvstream.core.handle import Handle
+from pykvstream.core.handle import Handle, new_cell
 from pykvstream.core.state import DeltaLayer, State, layer_array
 from pykvstream.core.status import check, make_struct
 
@@ -62,10 +62,10 @@ class Bank(Handle):
 
     def __init__(self, device: Device, layers: Sequence[DeltaLayer], n_slots: int) -> None:
         desc, _array = _desc(layers, n_slots)
-        out = ffi.new("kvs_bank **")
-        check(lib.kvs_bank_create(device.ptr, desc, out), device.ptr)
+        cell = new_cell("bank")
+        check(lib.kvs_bank_create(device.ptr, desc, cell), device.ptr)
         self._device = device
-        super().__init__(out[0], lib.kvs_bank_release)
+        super().__init__(cell)
 
     def _check(self, status: int) -> None:
         check(status, self._device.ptr)

@@ -62,10 +62,10 @@ class CudaDevice(Device):
             ordinal=ordinal,
             wait_limit_ns=_limit_ns(wait_limit_s),
         )
-        pointer = make_device(desc, f"no device {CUDA}:{ordinal}")
+        cell = make_device(desc, f"no device {CUDA}:{ordinal}")
         self._hook_handle: Any = None
         self._chooser_handle: Any = None
-        Handle.__init__(self, pointer, lib.kvs_device_release)
+        Handle.__init__(self, cell)
 
     def kernels(self) -> list[tuple[KernelKey, bool]]:
         """Images that the tapes sealed so far need, in a stable order, and whether each has been given."""
@@ -107,10 +107,10 @@ class CudaPlanner(CudaDevice):
         if isinstance(arch, bool) or not isinstance(arch, int) or not 0 < arch < 1 << 16:
             raise InvalidArgument(f"an architecture must be a number such as 90, got {arch!r}")
         desc = make_struct("kvs_device_desc", backend=lib.KVS_BACKEND_CUDA, arch=arch)
-        pointer = make_device(desc, f"no kernels for sm_{arch}")
+        cell = make_device(desc, f"no kernels for sm_{arch}")
         self._hook_handle: Any = None
         self._chooser_handle: Any = None
-        Handle.__init__(self, pointer, lib.kvs_device_release)
+        Handle.__init__(self, cell)
 
 
 def _limit_ns(limit_s: float | None) -> int:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pykvstream._ffi import ffi, lib
-from pykvstream.core.handle import Handle
+from pykvstream.core.handle import Handle, new_cell
 from pykvstream.core.status import check, make_struct
 from pykvstream.errors import InvalidArgument, error_from_status
 
@@ -135,10 +135,10 @@ class Device(Handle):
         )
         threads = f"{n_threads} compute thread{'s' if n_threads > 1 else ''}"
         wanted = threads if n_threads else "one compute thread per core"
-        pointer = make_device(desc, f"no device with {wanted} and a copy thread")
+        cell = make_device(desc, f"no device with {wanted} and a copy thread")
         self._hook_handle: Any = None
         self._chooser_handle: Any = None
-        super().__init__(pointer, lib.kvs_device_release)
+        super().__init__(cell)
 
     @property
     def load_ns(self) -> int:
@@ -211,14 +211,14 @@ class Device(Handle):
 
 
 def make_device(desc: Any, refusal: str) -> Any:
-    """A ``kvs_device *``. Raises what ``refusal`` and the core's text, or the meaning of its status, say."""
+    """A cell with a device. Raises what ``refusal`` and the core's text, or the meaning of its status, say."""
     text = ffi.new("char[]", _TEXT_BYTES)
     desc.failure = text
     desc.failure_bytes = _TEXT_BYTES
-    out = ffi.new("kvs_device **")
-    status = lib.kvs_device_create(desc, out)
+    cell = new_cell("device")
+    status = lib.kvs_device_create(desc, cell)
     if status >= 0:
-        return out[0]
+        return cell
     lacks = {
         lib.KVS_EIO: "the system starts no more threads: their number is limited, or memory for their stacks is",
         lib.KVS_ENOMEM: "the system has no memory for it",

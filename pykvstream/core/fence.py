@@ -5,9 +5,9 @@ Source: ``include/kvstream/device.h``.
 
 from __future__ import annotations
 
-from pykvstream._ffi import ffi, lib
+from pykvstream._ffi import lib
 from pykvstream.core.device import Device
-from pykvstream.core.handle import Handle
+from pykvstream.core.handle import Handle, new_cell
 from pykvstream.core.status import check
 
 _FOREVER = 2**64 - 1
@@ -19,10 +19,10 @@ class Fence(Handle):
     __slots__ = ("_device",)
 
     def __init__(self, device: Device) -> None:
-        out = ffi.new("kvs_fence **")
-        check(lib.kvs_fence_create(device.ptr, out), device.ptr)
+        cell = new_cell("fence")
+        check(lib.kvs_fence_create(device.ptr, cell), device.ptr)
         self._device = device.ptr
-        super().__init__(out[0], lib.kvs_fence_release)
+        super().__init__(cell)
 
     def signal(self, status: int = 0) -> None:
         """Complete it with 0 or a negative status; once."""

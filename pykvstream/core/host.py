@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from pykvstream._ffi import ffi, lib
 from pykvstream.core.device import Device
-from pykvstream.core.handle import Handle
+from pykvstream.core.handle import Handle, new_cell
 from pykvstream.core.status import check
 
 
@@ -21,10 +21,10 @@ class Host(Handle):
     __slots__ = ("_device",)
 
     def __init__(self, device: Device, n_bytes: int) -> None:
-        out = ffi.new("kvs_host **")
-        check(lib.kvs_host_create(device.ptr, n_bytes, out), device.ptr)
+        cell = new_cell("host")
+        check(lib.kvs_host_create(device.ptr, n_bytes, cell), device.ptr)
         self._device = device.ptr
-        super().__init__(out[0], lib.kvs_host_release)
+        super().__init__(cell)
 
     def read(self, offset: int, n_bytes: int) -> NDArray[np.uint8]:
         """Copy bytes out. Raises ``NoSpace`` outside the memory."""

@@ -274,12 +274,12 @@ class Cache(Handle):
         array = ffi.new("kvs_kv_layer[]", len(layers))
         for i, layer in enumerate(layers):
             array[i] = layer.to_c()[0]
-        out = ffi.new("kvs_cache **")
-        check(lib.kvs_cache_create(device.ptr, array, len(layers), out), device.ptr)
+        cell = new_cell("cache")
+        check(lib.kvs_cache_create(device.ptr, array, len(layers), cell), device.ptr)
         self._device = device.ptr
         self.layers = tuple(layers)
         self.records = tuple(map(record_layout, layers))
-        super().__init__(out[0], lib.kvs_cache_release)
+        super().__init__(cell)
 
     @property
     def device_ptr(self) -> Any:
@@ -300,7 +300,7 @@ class Cache(Handle):
 
     def sequence(self, ctx_tokens: int) -> Seq:
         """An empty sequence with address space for ``ctx_tokens``."""
-        cell = new_cell("kvs_seq **", lib.kvs_py_drop_seq)
+        cell = new_cell("seq")
         check(lib.kvs_seq_create(self.ptr, ctx_tokens, cell), self._device)
         return Seq(self, cell)
 
@@ -358,7 +358,7 @@ class Seq(Handle):
 
     def fork(self) -> Self:
         """A sequence with the same committed tokens; pages are shared. Raises ``Busy`` with open rows."""
-        cell = new_cell("kvs_seq **", lib.kvs_py_drop_seq)
+        cell = new_cell("seq")
         self._check(lib.kvs_seq_fork(self.ptr, cell))
         return type(self)(self._cache, cell)
 

@@ -51,7 +51,7 @@ class LayerLease(Handle):
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        super().__init__(new_cell("kvs_layer_lease **", lib.kvs_py_drop_layer_lease))
+        super().__init__(new_cell("layer_lease"))
 
     def acquire(
         self,
@@ -77,13 +77,13 @@ class LayerLease(Handle):
             generation=seq.info.generation if generation is None else generation,
             reserved_tokens=reserved_tokens,
         )
-        check(lib.kvs_layer_lease_acquire_populated(desc, self._guard), self._device.ptr)
+        check(lib.kvs_layer_lease_acquire_populated(desc, self._cell), self._device.ptr)
 
     def plan(self, layer: KvLayer, generation: int, n_query_rows: int) -> SpanPlan:
         """Where all committed tokens lie. Raises ``Stale`` for another generation than the newest."""
-        out = ffi.new("kvs_span_plan **")
-        check(lib.kvs_layer_lease_plan(self.ptr, generation, n_query_rows, out), self._device.ptr)
-        return SpanPlan.of(self._device, layer, out[0])
+        cell = new_cell("span_plan")
+        check(lib.kvs_layer_lease_plan(self.ptr, generation, n_query_rows, cell), self._device.ptr)
+        return SpanPlan.of(self._device, layer, cell)
 
     def give_back(self) -> None:
         """The ring is whole again; of what was never leased, or given back already, it is.

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol, Self
 from pykvstream._ffi import ffi, lib
 from pykvstream.core.arena import Lease
 from pykvstream.core.device import Device
-from pykvstream.core.handle import Handle
+from pykvstream.core.handle import Handle, new_cell
 from pykvstream.core.kv import Cache, Seq
 from pykvstream.core.status import check, make_struct
 
@@ -107,10 +107,10 @@ class Pager(Handle):
 
     def __init__(self, device: Device, cache: Cache) -> None:
         self._now = make_struct("kvs_pager_info")  # read several times a token
-        out = ffi.new("kvs_pager **")
-        check(lib.kvs_pager_create(cache.ptr, out), device.ptr)
+        cell = new_cell("pager")
+        check(lib.kvs_pager_create(cache.ptr, cell), device.ptr)
         self._device = device
-        super().__init__(out[0], lib.kvs_pager_release)
+        super().__init__(cell)
 
     def _check(self, status: int) -> None:
         check(status, self._device.ptr)

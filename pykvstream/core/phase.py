@@ -14,7 +14,7 @@ from typing import Any, NoReturn, Protocol
 
 from pykvstream._ffi import ffi, lib
 from pykvstream.core.arena import Arena
-from pykvstream.core.handle import Handle
+from pykvstream.core.handle import Handle, new_cell
 from pykvstream.core.status import check, make_struct
 from pykvstream.errors import KvStreamError
 
@@ -95,12 +95,12 @@ class PhaseCoordinator(Handle):
     __slots__ = ("_callbacks", "_device", "_raised")
 
     def __init__(self, arena: Arena) -> None:
-        out = ffi.new("kvs_coordinator **")
-        check(lib.kvs_coordinator_create(arena.ptr, out), arena.device_ptr)
+        cell = new_cell("coordinator")
+        check(lib.kvs_coordinator_create(arena.ptr, cell), arena.device_ptr)
         self._device = arena.device_ptr
         self._raised: list[BaseException] = []
         self._callbacks: list[Any] = []
-        super().__init__(out[0], lib.kvs_coordinator_release)
+        super().__init__(cell)
 
     def add_phase(self, regions: Sequence[PhaseRegion]) -> int:
         """Register a phase; returns its number, from 0. Raises ``NoSpace`` when it cannot fit the arena."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pykvstream._ffi import ffi, lib
 from pykvstream.core.arena import Lease
 from pykvstream.core.device import Device
-from pykvstream.core.handle import Handle
+from pykvstream.core.handle import Handle, new_cell
 from pykvstream.core.host import Host
 from pykvstream.core.status import check, make_struct
 
@@ -72,10 +72,10 @@ class Ring(Handle):
             slot_bytes=slot_bytes,
             run_limit_slots=run_limit_slots,
         )
-        out = ffi.new("kvs_ring **")
-        check(lib.kvs_ring_create(device.ptr, desc, out), device.ptr)
+        cell = new_cell("ring")
+        check(lib.kvs_ring_create(device.ptr, desc, cell), device.ptr)
         self._device = device.ptr
-        super().__init__(out[0], lib.kvs_ring_release)
+        super().__init__(cell)
 
     def _check(self, status: int) -> int:
         return check(status, self._device)

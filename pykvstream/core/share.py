@@ -19,7 +19,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from pykvstream._ffi import ffi, lib
 from pykvstream.core.device import Device
-from pykvstream.core.handle import Handle
+from pykvstream.core.handle import Handle, new_cell
 from pykvstream.core.status import check, make_struct
 from pykvstream.errors import InvalidArgument, Unsupported
 
@@ -87,18 +87,18 @@ class Buffer(Handle):
     __slots__ = ("device",)
 
     def __init__(self, device: Device, n_bytes: int, alignment_bytes: int = DEFAULT_ALIGNMENT_BYTES) -> None:
-        out = ffi.new("kvs_buffer **")
-        check(lib.kvs_buffer_create(device.ptr, n_bytes, alignment_bytes, out), device.ptr)
-        self._own(device, out[0])
+        cell = new_cell("buffer")
+        check(lib.kvs_buffer_create(device.ptr, n_bytes, alignment_bytes, cell), device.ptr)
+        self._own(device, cell)
 
-    def _own(self, device: Device, pointer: Any) -> None:
+    def _own(self, device: Device, cell: Any) -> None:
         self.device = device
-        Handle.__init__(self, pointer, lib.kvs_buffer_release)
+        Handle.__init__(self, cell)
 
     @classmethod
-    def _of(cls, device: Device, pointer: Any) -> Self:
+    def _of(cls, device: Device, cell: Any) -> Self:
         made = cls.__new__(cls)
-        made._own(device, pointer)
+        made._own(device, cell)
         return made
 
     @classmethod
@@ -108,16 +108,16 @@ class Buffer(Handle):
 
         Raises ``Unsupported`` for memory that is not the device's.
         """
-        out = ffi.new("kvs_buffer **")
+        cell = new_cell("buffer")
         drop, user = ffi.NULL, ffi.NULL
         if owner is not None:
             drop, user = ffi.addressof(lib, "kvs_py_drop_owner"), ffi.cast("void *", id(owner))
             _hold(owner)
-        status = lib.kvs_buffer_adopt(device.ptr, address, n_bytes, drop, user, out)
+        status = lib.kvs_buffer_adopt(device.ptr, address, n_bytes, drop, user, cell)
         if status < 0 and owner is not None:
             _let_go(owner)
         check(status, device.ptr)
-        return cls._of(device, out[0])
+        return cls._of(device, cell)
 
     @classmethod
     def adopt(cls, device: Device, source: Any) -> Self:
@@ -145,10 +145,10 @@ class Buffer(Handle):
     @classmethod
     def _take(cls, device: Device, capsule: Any) -> Self:
         managed = ffi.cast("void *", _capsule_pointer(capsule, _UNTOUCHED))
-        out = ffi.new("kvs_buffer **")
-        check(lib.kvs_buffer_take(device.ptr, managed, out), device.ptr)
+        cell = new_cell("buffer")
+        check(lib.kvs_buffer_take(device.ptr, managed, cell), device.ptr)
         _rename_capsule(capsule, _USED)
-        return cls._of(device, out[0])
+        return cls._of(device, cell)
 
     @classmethod
     def of(cls, device: Device, values: NDArray[Any]) -> Self:
@@ -177,9 +177,9 @@ class Buffer(Handle):
 
     def view(self, offset: int, n_bytes: int) -> Buffer:
         """A part that keeps the whole alive; multiples of 64. Raises ``NoSpace``."""
-        out = ffi.new("kvs_buffer **")
-        check(lib.kvs_buffer_view(self.ptr, offset, n_bytes, out), self.device.ptr)
-        return Buffer._of(self.device, out[0])
+        cell = new_cell("buffer")
+        check(lib.kvs_buffer_view(self.ptr, offset, n_bytes, cell), self.device.ptr)
+        return Buffer._of(self.device, cell)
 
     def read(self, offset: int, n_bytes: int) -> NDArray[np.uint8]:
         """Copy bytes out, behind whatever the device was given. Raises ``NoSpace`` outside."""

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pykvstream._ffi import ffi, lib
 from pykvstream.core.arena import Lease
 from pykvstream.core.device import Device
-from pykvstream.core.handle import Handle
+from pykvstream.core.handle import Handle, new_cell
 from pykvstream.core.kv import Floats, KvLayer
 from pykvstream.core.status import check, make_struct
 from pykvstream.errors import InvalidArgument
@@ -86,19 +86,19 @@ class SpanPlan(Handle):
             active_tokens=active_tokens,
             n_query_rows=n_query_rows,
         )
-        out = ffi.new("kvs_span_plan **")
-        check(lib.kvs_span_plan_make(device.ptr, desc, out), device.ptr)
+        cell = new_cell("span_plan")
+        check(lib.kvs_span_plan_make(device.ptr, desc, cell), device.ptr)
         self._device = device.ptr
         self._layer = layer
-        super().__init__(out[0], lib.kvs_span_plan_release)
+        super().__init__(cell)
 
     @classmethod
-    def of(cls, device: Device, layer: KvLayer, pointer: Any) -> SpanPlan:
-        """A plan that the core has made; the handle owns it."""
+    def of(cls, device: Device, layer: KvLayer, cell: Any) -> SpanPlan:
+        """A plan that the core has put into a cell of its kind."""
         plan = cls.__new__(cls)
         plan._device = device.ptr
         plan._layer = layer
-        Handle.__init__(plan, pointer, lib.kvs_span_plan_release)
+        Handle.__init__(plan, cell)
         return plan
 
     @property

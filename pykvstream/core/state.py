@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from pykvstream._ffi import ffi, lib
 from pykvstream.core.device import Device
-from pykvstream.core.handle import Handle
+from pykvstream.core.handle import Handle, new_cell
 from pykvstream.core.kv import Seq
 from pykvstream.core.status import check, make_struct
 from pykvstream.core.weight import Weight
@@ -102,11 +102,11 @@ class State(Handle):
 
     def __init__(self, device: Device, layers: Sequence[DeltaLayer], log_rows: int) -> None:
         desc, _array = _desc(layers, log_rows)
-        out = ffi.new("kvs_state **")
-        check(lib.kvs_state_create(device.ptr, desc, out), device.ptr)
+        cell = new_cell("state")
+        check(lib.kvs_state_create(device.ptr, desc, cell), device.ptr)
         self._device = device
         self.layers = tuple(layers)
-        super().__init__(out[0], lib.kvs_state_release)
+        super().__init__(cell)
 
     def _check(self, status: int) -> None:
         check(status, self._device.ptr)

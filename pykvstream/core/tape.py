@@ -124,15 +124,15 @@ class Tape(Handle):
     __slots__ = ("_device", "_weights", "max_out_rows", "max_rows", "n_inputs", "n_outputs")
 
     def __init__(self, device: Device, max_rows: int, max_out_rows: int) -> None:
-        out = ffi.new("kvs_tape **")
-        check(lib.kvs_tape_create(device.ptr, max_rows, max_out_rows, out), device.ptr)
+        cell = new_cell("tape")
+        check(lib.kvs_tape_create(device.ptr, max_rows, max_out_rows, cell), device.ptr)
         self._device = device
         self._weights: list[Weight] = []
         self.max_rows = max_rows
         self.max_out_rows = max_out_rows
         self.n_outputs = 0
         self.n_inputs = 0
-        super().__init__(out[0], lib.kvs_tape_release)
+        super().__init__(cell)
 
     def add_tensor(self, cols: int, *, kind: TensorKind = TensorKind.WORK, rows: RowKind = RowKind.PASS) -> int:
         """A float32 tensor ``[rows, cols]``; returns its id."""
@@ -227,7 +227,7 @@ class Binding(Handle):
     __slots__ = ("_desc", "_device", "_held", "_inputs", "_outputs", "_pager", "_tape")
 
     def __init__(self, device: Device, tape: Tape, arena: Arena, workspace: Lease, pager: Pager | None) -> None:
-        cell = new_cell("kvs_binding **", lib.kvs_py_drop_binding)
+        cell = new_cell("binding")
         pager_ptr = ffi.NULL if pager is None else pager.ptr
         check(lib.kvs_tape_bind(tape.ptr, arena.ptr, workspace.ptr, pager_ptr, cell), device.ptr)
         self._device = device

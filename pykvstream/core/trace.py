@@ -15,7 +15,7 @@ from typing import Any
 
 from pykvstream._ffi import ffi, lib
 from pykvstream.core.device import Device, DeviceFlag
-from pykvstream.core.handle import Handle
+from pykvstream.core.handle import Handle, new_cell
 from pykvstream.core.host import Host
 from pykvstream.core.status import check, make_struct
 from pykvstream.core.tape import Weight, WeightLayout
@@ -133,11 +133,11 @@ class TraceDevice(Device):
         self, costs: TraceCosts | None = None, *, flags: DeviceFlag = DeviceFlag.POISON_RELEASED
     ) -> None:
         desc = make_struct("kvs_device_desc", flags=int(flags), backend=lib.KVS_BACKEND_TRACE)
-        out = ffi.new("kvs_device **")
-        check(lib.kvs_device_create(desc, out))
+        cell = new_cell("device")
+        check(lib.kvs_device_create(desc, cell))
         self._hook_handle = None
         self._chooser_handle = None
-        Handle.__init__(self, out[0], lib.kvs_device_release)
+        Handle.__init__(self, cell)
         if costs is not None:
             self.set_costs(costs)
 
@@ -211,13 +211,13 @@ class TraceWeight(Weight):
     __slots__ = ()
 
     def __init__(self, device: TraceDevice, type_id: int, k: int, n: int, layout: WeightLayout) -> None:
-        out = ffi.new("kvs_weight **")
+        cell = new_cell("weight")
         rows = ffi.new("char[]", 1)
-        check(lib.kvs_weight_create(device.ptr, type_id, k, n, rows, int(layout), out), device.ptr)
+        check(lib.kvs_weight_create(device.ptr, type_id, k, n, rows, int(layout), cell), device.ptr)
         self._rows = rows
         self.k = k
         self.n = n
-        Handle.__init__(self, out[0], lib.kvs_weight_release)
+        Handle.__init__(self, cell)
 
 
 def _arguments(event: TraceEvent) -> dict[str, int | str]:

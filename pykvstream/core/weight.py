@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from pykvstream._ffi import ffi, lib
 from pykvstream.core.device import Device
-from pykvstream.core.handle import Handle
+from pykvstream.core.handle import Handle, new_cell
 from pykvstream.core.status import check
 from pykvstream.errors import KvStreamError
 
@@ -45,13 +45,13 @@ class Weight(Handle):
         layout: WeightLayout,
         scales: tuple[float, ...] = (),
     ) -> None:
-        out = ffi.new("kvs_weight **")
+        cell = new_cell("weight")
         view = ffi.NULL if rows is None else ffi.from_buffer(rows)
-        check(lib.kvs_weight_create(device.ptr, type_id, k, n, view, int(layout), out), device.ptr)
+        check(lib.kvs_weight_create(device.ptr, type_id, k, n, view, int(layout), cell), device.ptr)
         self._rows = view if layout is WeightLayout.ROWS else None
         self.k = k
         self.n = n
-        super().__init__(out[0], lib.kvs_weight_release)
+        super().__init__(cell)
         if scales:
             try:
                 check(lib.kvs_weight_set_scales(self.ptr, scales, len(scales)), device.ptr)

@@ -10,14 +10,18 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
 import stat
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
 from pykvstream.errors import InvalidArgument
+
+_OPEN_PRIVATE = partial(os.open, mode=0o600)
+"""No function of Python's, which an interrupt could leave with a file open that nobody closes."""
 
 
 def path_of(what: str, path: object) -> Path:
@@ -40,9 +44,10 @@ def replacing(path: Path, *, is_public: bool = False) -> Iterator[BinaryIO]:
     """
     mode = _mode_of(path)
     where = Path(os.path.realpath(path))
-    handle, temporary = tempfile.mkstemp(prefix=f".{where.name[:64]}.", dir=where.parent)
+    # Named before it is there, so that an interrupt leaves nothing behind. A name may take 255 bytes, a letter four.
+    temporary = where.with_name(f".{where.name[:48]}.{secrets.token_hex(8)}")
     try:
-        with os.fdopen(handle, "wb") as file:
+        with open(temporary, "xb", opener=_OPEN_PRIVATE) as file:
             yield file
             file.flush()
             if mode is None and is_public:

@@ -18,7 +18,7 @@ import pytest
 from pykvstream._ffi import ffi, lib
 from pykvstream.core.arena import Arena, Lease
 from pykvstream.core.device import SKIP_COPY, HookPoint
-from pykvstream.core.handle import Handle
+from pykvstream.core.handle import Handle, new_cell
 from pykvstream.core.host import Host
 from pykvstream.core.kv import KvLayer, record_layout
 from pykvstream.core.ring import Demand, Ring
@@ -316,11 +316,11 @@ def test_slot_released_while_it_is_filled_is_found(rig: RingRig) -> None:
 
 def arena_over(device: TraceDevice, buffer: Any, n_bytes: int) -> Arena:
     """One region over memory that another arena divides too: what a forgotten epoch comes down to."""
-    out = ffi.new("kvs_arena **")
-    assert lib.kvs_arena_create_over(buffer, 64, out) == 0
+    cell = new_cell("arena")
+    assert lib.kvs_arena_create_over(buffer, 64, cell) == 0
     arena = Arena.__new__(Arena)
     arena._device = device.ptr
-    Handle.__init__(arena, out[0], lib.kvs_arena_release)
+    Handle.__init__(arena, cell)
     arena.begin()
     arena.reserve(1, n_bytes)
     arena.commit()
