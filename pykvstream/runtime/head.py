@@ -239,7 +239,7 @@ class Head:
     def release(self, context: HeadContext) -> None:
         """Close what the head knows of a sequence, which may be closed already."""
         try:
-            if not self.pager.closed:
+            if not (self.pager.closed or context.seq.closed):
                 self.recover()
                 self.pager.drop(context.seq)
         finally:

@@ -302,7 +302,7 @@ class Part:
     def release(self, context: PartContext) -> None:
         """Close what this part keeps of a sequence, which may be closed already."""
         try:
-            if not self.pager.closed:
+            if not (self.pager.closed or context.seq.closed):
                 self.abandon()
                 self.pager.drop(context.seq)
         finally:

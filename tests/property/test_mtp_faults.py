@@ -160,3 +160,28 @@ def test_an_interrupt_at_any_line_of_a_lease_leaves_nothing_held(stack: Stack, r
     finally:
         gc.enable()
     assert 30 < n_struck < 190
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_interrupted_close_is_ended_by_another(stack: Stack) -> None:
+    """Whatever line it strikes: nothing of the session is left once another one has come and gone."""
+
+    def close_one(session: Session, at: int) -> bool:
+        child = session.fork()
+        child.forward(MORE[:3])
+        has_struck = Interrupter(at).run(child.close)
+        child.close()
+        return has_struck
+
+    with stack.model.session(seed=1) as session:
+        session.forward(PROMPT)
+        close_one(session, 0)
+        objects = stack.device.info.live_objects
+        n_struck = 0
+        while close_one(session, n_struck + 1):
+            n_struck += 1
+            close_one(session, 0)
+            gc.collect()
+            assert stack.device.info.live_objects == objects, n_struck
+        assert n_struck > 20
+        stack.model.check_integrity()
