@@ -53,6 +53,7 @@ It may use other sessions; what would change its own, or close the model, raises
 
 _RAN = {phase: bytes([phase.value]) for phase in Phase}
 _FIRST_ROW = np.zeros(1, np.uint32)
+_MOST_ROWS = 2**32 - 1
 _FIRST_ROW.setflags(write=False)
 
 
@@ -619,6 +620,8 @@ class TokenSession:
     def forecast(self, n_rows: int) -> Forecast:
         """What a pass of ``n_rows`` more rows will find in the phase that ran last; nothing moves."""
         require_int("n_rows", n_rows)
+        if n_rows > _MOST_ROWS:
+            raise InvalidArgument(f"n_rows must be at most {_MOST_ROWS}")
         with self._target.turn:
             self.require_idle()
             return self._target.forecast(self._context, n_rows)

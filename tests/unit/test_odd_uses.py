@@ -45,6 +45,15 @@ def test_a_seed_of_numpy_is_saved_like_any_other(model: Model, tmp_path: Path) -
         assert session.seed == 1 << 63 and type(session.seed) is int
 
 
+@pytest.mark.parametrize("n_rows", [0, -1, True, 1.5, 1 << 32, 10**30])
+def test_a_pass_that_cannot_be_is_not_foretold(model: Model, n_rows: Any) -> None:
+    with closing(model.session()) as session:
+        session.forward([1, 2, 3])
+        with pytest.raises(InvalidArgument, match="n_rows must be"):
+            session.forecast(n_rows)
+        assert session.forecast(1).active_pages > 0
+
+
 def test_who_cancels_an_answer_that_has_ended_does_not_cancel_the_next_call(model: Model) -> None:
     with closing(model.session()) as session:
         for i, _ in enumerate(session.generate([5, 6], max_tokens=2, params=SamplingParams(), ignore_eos=True)):
