@@ -5,7 +5,9 @@
  * Macros: KVS_TYPE_K, KVS_TYPE_V (numbers of kvs_type), KVS_DIM_K, KVS_DIM_V (multiples of 32, at most 256), KVS_TILES (1 to 5:
  * products of 8 queries that share a decoded page).
  * attend_leaf: grid (tiles of N = 8 * KVS_TILES queries, KV heads, slots), block 256, dynamic shared memory:
- * N * 64 * (2 * KVS_DIM_K / 32 + 16) bytes, and N * 128 * (V_SPLITS - 1) * KVS_DIM_V / 32 more.
+ * N * 64 * (2 * KVS_DIM_K / 32 + 16) bytes, and N * 128 * (V_SPLITS - 1) * KVS_DIM_V / 32 more; with KVS_STAGED a page of both sides
+ * and 256 times what its rows of codes lie apart. Then K of the next page is on its way while values of one are added up, and its V
+ * while tokens are scored.
  *
  * Order. Scores are K q^T: 16 tokens by 8 queries at a time, a query as a sum of two halves times a power of two, codes exact, a block
  * of 32 at a time, blocks in order. Weights are p, as sums of two halves. Weighted sums are V^T p^T: 16 values by 8 queries, 16 tokens
@@ -32,7 +34,7 @@
 #endif
 #define V_AHEAD (V_STEPS < KVS_V_AHEAD ? V_STEPS : KVS_V_AHEAD)
 #ifndef KVS_BLOCKS
-#define KVS_BLOCKS (KVS_TILES > 2 ? 1 : 2)
+#define KVS_BLOCKS (KVS_STAGED || KVS_TILES > 2 ? 1 : 2)
 #endif
 
 #ifdef __CUDACC__
@@ -65,6 +67,12 @@ template <kvs_u32 TILES> __device__ inline float *split_sums(kvs_u32 split, kvs_
 {
     return (float *)(dynamic_shared + (2 * K_BLOCKS + 16) * TILES * 32) +
            ((split - 1) * V_BLOCKS + block) * 8 * TILES * 32;
+}
+
+/* Behind them the page's K, then its V. */
+template <kvs_u32 TILES> __device__ inline kvs_u8 *page_stage()
+{
+    return (kvs_u8 *)split_sums<TILES>(V_SPLITS, 0);
 }
 
 /* Step s multiplies, as numbers 0 .. 3 of lane t, values 16 s + 4 t on of a block whose codes are nibbles, and 8 t + 4 s on of others: as
@@ -444,19 +452,35 @@ __device__ inline void attend_page(const kvs_attend_params *p, const tile_view *
     const kvs_u32 *n_visible = s->n_visible[page % 2];
     const kvs_u32 n_tokens = n_visible[tile->n - 1];
     const kvs_u8 *head = head_of_page(p, tile, page);
+    const kvs_u8 *next_head = head_of_page(p, tile, next);
+    kvs_u8 *const k_stage = page_stage<TILES>(), *const v_stage = k_stage + K_STAGE_BYTES;
+    const kvs_u8 *const k = KVS_STAGED ? k_stage : head, *const v = KVS_STAGED ? v_stage : head + k_side::bytes;
     const bool is_whole = n_visible[0] == KVS_PAGE_TOKENS;
-    if (KVS_AHEAD) {
+    if (KVS_STAGED) {
+        kvs_copies_wait<1>(); /* K is here */
+        __syncwarp();
+    } else if (KVS_AHEAD) {
         prefetch_bytes(head + k_side::bytes, v_side::bytes);
-        prefetch_bytes(head_of_page(p, tile, next), k_side::bytes);
+        prefetch_bytes(next_head, k_side::bytes);
     }
     {
         float scores[2][TILES][4] = {};
         if (threadIdx.x / 32 * 32 < n_tokens) {
-            score_tokens(tile, head, s, scores);
+            score_tokens(tile, k, s, scores);
+        }
+        if (KVS_STAGED) {
+            __syncwarp();
+            if (next != page) {
+                stage_k(k_stage, next_head);
+            }
+            kvs_copies_end();
         }
         find_maxima(tile, n_visible, s, scores);
         __syncthreads();
         weigh_tokens(tile, n_visible, s, scores);
+    }
+    if (KVS_STAGED) {
+        kvs_copies_wait<1>(); /* V is here, of this thread's; of all behind the barrier */
     }
     __syncthreads();
     fold_heads(tile, n_visible, s, mine);
@@ -464,13 +488,19 @@ __device__ inline void attend_page(const kvs_attend_params *p, const tile_view *
     float sums[2][TILES][4] = {};
     if (threadIdx.x / 32 < V_SPLITS * V_BLOCKS) {
         if (is_whole) {
-            gather_values<TILES, true>(head + k_side::bytes, KVS_PAGE_TOKENS, 0, (tile->n + 7) / 8, sums);
+            gather_values<TILES, true>(v, KVS_PAGE_TOKENS, 0, (tile->n + 7) / 8, sums);
         } else {
-            gather_rows(tile, head + k_side::bytes, n_visible, sums);
+            gather_rows(tile, v, n_visible, sums);
         }
     }
     hand_over_sums<TILES>(sums);
     __syncthreads();
+    if (KVS_STAGED) {
+        if (next != page) {
+            stage_v(v_stage, next_head + k_side::bytes);
+        }
+        kvs_copies_end();
+    }
     fold_sums(s, sums, so_far);
 }
 
@@ -489,6 +519,13 @@ extern "C" __global__ void __launch_bounds__(N_THREADS, KVS_BLOCKS) attend_leaf(
     if (pages.begin == pages.end) {
         return;
     }
+    if (KVS_STAGED) {
+        const kvs_u8 *head = head_of_page(&p, &tile, pages.begin);
+        stage_k(page_stage<KVS_TILES>(), head);
+        kvs_copies_end();
+        stage_v(page_stage<KVS_TILES>() + K_STAGE_BYTES, head + k_side::bytes);
+        kvs_copies_end();
+    }
     running mine = {0.0f, 0.0f};
     float so_far[2][KVS_TILES][4] = {};
     if (pages.is_continued) {
@@ -499,6 +536,9 @@ extern "C" __global__ void __launch_bounds__(N_THREADS, KVS_BLOCKS) attend_leaf(
     __syncthreads();
     for (kvs_u32 page = pages.begin; page < pages.end && s.n_visible[page % 2][tile.n - 1] != 0; page++) {
         attend_page(&p, &tile, page, page + 1 < pages.end ? page + 1 : page, &s, &mine, so_far);
+    }
+    if (KVS_STAGED) {
+        kvs_copies_wait<0>(); /* of a page that nobody sees */
     }
     move_running<KVS_TILES, true>(&p, &tile, region_of_slot(&p, blockIdx.z), &mine, so_far);
 }

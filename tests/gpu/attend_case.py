@@ -92,6 +92,8 @@ class Family:
     source: str
     tile: int = 0
     more: tuple[tuple[str, int], ...] = ()
+    is_staged: bool = False
+    """Whether pages come to shared memory first."""
 
     def takes(self, layer: Layer) -> bool:
         if self.source == "attend_tile" and (layer.dim_k % 64 != 0 or layer.dim_v not in (64, 128, 256)):
@@ -108,7 +110,7 @@ class Family:
     def macros(self, layer: Layer, tile: int) -> dict[str, int]:
         if self.source != "attend_mma":
             return layer.macros
-        return layer.macros | {"KVS_TILES": tile // 8} | dict(self.more)
+        return layer.macros | {"KVS_TILES": tile // 8, "KVS_STAGED": int(self.is_staged)} | dict(self.more)
 
     def shared_bytes(self, layer: Layer, tile: int) -> int:
         if self.source == "attend":
@@ -117,11 +119,19 @@ class Family:
             return 384 * layer.dim_k + 128 * layer.dim_v + 1024
         blocks = layer.dim_v // 32
         splits = 8 if blocks == 1 else 4 if blocks == 2 else 2 if blocks <= 4 else 1
-        return tile * 64 * (2 * layer.dim_k // 32 + 16) + tile * 128 * (splits - 1) * blocks
+        return tile * 64 * (2 * layer.dim_k // 32 + 16) + tile * 128 * (splits - 1) * blocks + self.stage_bytes(layer)
+
+    def stage_bytes(self, layer: Layer) -> int:
+        """Of a page, with rows of K's codes a block of them apart, and of V's 16 bytes."""
+        if not self.is_staged:
+            return 0
+        codes_of_block = plane_bytes(layer.type_k, 32)[0]
+        return PAGE * (sum(layer.rows) + codes_of_block + 16)
 
 
 PLAIN = Family("attend")
 PRODUCTS = Family("attend_mma")
+STAGED = Family("attend_mma", is_staged=True)
 PROMPT = Family("attend_tile")
 """For rows of a prompt, where warpgroups multiply. Slots are of groups."""
 

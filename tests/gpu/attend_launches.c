@@ -33,6 +33,7 @@ typedef struct noted_launch {
     uint32_t is_products;
     uint32_t is_fold;
     int32_t tiles; /* KVS_TILES, 0 without */
+    int32_t is_staged;
     uint32_t is_prompt;
 } noted_launch;
 
@@ -62,6 +63,7 @@ kvs_status kvs_cuda_launch(kvs_cuda_launcher *launcher, const kvs_cuda_key *key,
                          .is_prompt = strcmp(key->source, "attend_tile") == 0};
     memcpy(&at->params, params, sizeof at->params);
     for (uint32_t i = 0; i < key->n_macros; i++) {
+        at->is_staged = strcmp(key->macros[i].name, "KVS_STAGED") == 0 ? key->macros[i].value : at->is_staged;
         at->tiles = strcmp(key->macros[i].name, "KVS_TILES") == 0 ? key->macros[i].value : at->tiles;
     }
     return KVS_OK;

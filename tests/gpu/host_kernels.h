@@ -100,10 +100,57 @@ inline unsigned meet(meeting *m)
     return round;
 }
 
+/* Copies of 16 bytes that a thread has asked for. They come when it waits for them, at the last moment; until then garbage lies there. */
+struct copies {
+    struct {
+        unsigned char *to;
+        const unsigned char *from;
+        unsigned group;
+    } all[256];
+    unsigned n, group;
+};
+
+static copies queues[1024];
+
+inline void copy_later(unsigned char *to, const unsigned char *from)
+{
+    copies *mine = &queues[current];
+    if (mine->n == sizeof mine->all / sizeof *mine->all) {
+        fprintf(stderr, "a thread asks for more copies than can be under way here\n");
+        abort();
+    }
+    memset(to, 0xff, 16);
+    mine->all[mine->n++] = {to, from, mine->group};
+}
+
+inline void end_copies()
+{
+    queues[current].group++;
+}
+
+inline void wait_copies(unsigned n_left)
+{
+    copies *mine = &queues[current];
+    unsigned n = 0;
+    for (unsigned i = 0; i < mine->n; i++) {
+        if (mine->all[i].group + n_left < mine->group) {
+            memcpy(mine->all[i].to, mine->all[i].from, 16);
+        } else {
+            mine->all[n++] = mine->all[i];
+        }
+    }
+    mine->n = n;
+}
+
 inline void enter()
 {
     for (;;) {
+        queues[current].group = 0;
         body(argument);
+        if (queues[current].n != 0) {
+            fprintf(stderr, "a thread ends while its copies are under way\n");
+            abort();
+        }
         threads[current].is_done = true;
         block.n_members--;
         warps[current / 32].n_members--;
@@ -367,7 +414,7 @@ inline void __threadfence()
 {
 }
 
-static uint4 dynamic_shared[128 << 6];
+static uint4 dynamic_shared[227 << 6];
 
 namespace host
 {

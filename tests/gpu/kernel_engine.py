@@ -132,7 +132,7 @@ class HostEngine:
     def run(
         self, source: str, kernel: str, macros: Macros, grid: Grid, block: int, params: Params, shared: int = 0
     ) -> None:
-        assert shared <= 128 << 10, "the host has 128 KiB of dynamic shared memory"
+        assert shared <= 227 << 10, "the host has 227 KiB of dynamic shared memory"
         function = self._function(source, kernel, type(params).__name__, macros)
         function(ctypes.byref(params), (ctypes.c_uint * 3)(*grid), ctypes.c_uint(block))
 

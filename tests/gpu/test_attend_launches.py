@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.gpu.attend_case import GROUP, KV_TYPES, PAGE, PARAMS, PART_HEAD, PRODUCTS, PROMPT, Layer, T
+from tests.gpu.attend_case import GROUP, KV_TYPES, PAGE, PARAMS, PART_HEAD, PRODUCTS, PROMPT, STAGED, Layer, T
 
 ROOT = Path(__file__).parents[2]
 SCRATCH = 1 << 40
@@ -35,6 +35,7 @@ class Noted(ctypes.Structure):
         ("grid", ctypes.c_uint32 * 3),
         *((name, ctypes.c_uint32) for name in ("block", "shared_bytes", "is_products", "is_fold")),
         ("tiles", ctypes.c_int32),
+        ("is_staged", ctypes.c_int32),
         ("is_prompt", ctypes.c_uint32),
     ]
 
@@ -45,7 +46,8 @@ def launcher(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     if compiler is None:
         pytest.skip("no C compiler for the launcher")
     library = tmp_path_factory.mktemp("launches") / "launches.so"
-    sources = [str(Path(__file__).parent / "attend_launches.c"), str(ROOT / "native/backends/cuda/launch_attend.c")]
+    native = ("native/backends/cuda/launch_attend.c", "native/core/record.c", "native/base/types.c")
+    sources = [str(Path(__file__).parent / "attend_launches.c"), *(str(ROOT / source) for source in native)]
     folders = [f"-I{ROOT / 'native'}", f"-I{ROOT / 'include'}"]
     options = ["-std=gnu11", "-O1", "-shared", "-fPIC", "-fvisibility=hidden"]
     subprocess.run([compiler, *options, *folders, *sources, "-o", str(library)], check=True)
@@ -164,12 +166,14 @@ def test_tiles_cover_all_queries_with_the_shared_memory_they_need(
     assert leaf.is_products == (not is_tiled and asked.arch >= 80 and PRODUCTS.takes(layer))
     tile = PROMPT.tile_of(0) if is_tiled else 8 * leaf.tiles if leaf.is_products else 8
     assert leaf.grid[0] == -(-asked.n_rows * layer.group // tile) and leaf.grid[1] == layer.n_kv_heads
-    family = PROMPT if is_tiled else PRODUCTS
+    family = PROMPT if is_tiled else STAGED if leaf.is_staged else PRODUCTS
     assert leaf.shared_bytes == (family.shared_bytes(layer, tile) if is_tiled or leaf.is_products else 0)
     if leaf.is_products:
         # Beside it: maxima and sums of eight warps, factors, sums of queries and what they see.
         beside = tile * (64 + 12 + 8 + 8 + 4 * layer.dim_k // 32)
         assert tile in (8, 32, 40) and leaf.shared_bytes + beside <= asked.shared_kib << 10
+        # A page is staged where there is room, with some to spare.
+        assert leaf.is_staged or STAGED.shared_bytes(layer, tile) + tile * 160 > asked.shared_kib << 10
         assert (tile == 8) == (asked.n_rows * layer.group <= 8)
 
 

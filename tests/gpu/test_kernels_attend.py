@@ -21,6 +21,7 @@ from tests.gpu.attend_case import (
     PARAMS,
     PLAIN,
     PRODUCTS,
+    STAGED,
     Case,
     Engine,
     Family,
@@ -60,7 +61,7 @@ def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
     engine.release()
 
 
-@pytest.fixture(params=[PLAIN, PRODUCTS], ids=lambda family: family.source)
+@pytest.fixture(params=[PLAIN, PRODUCTS, STAGED], ids=("attend", "attend_mma", "staged"))
 def family(request: pytest.FixtureRequest) -> Family:
     kernels: Family = request.param
     return kernels
@@ -208,7 +209,8 @@ def test_a_broken_row_reaches_those_who_see_it_and_nobody_else(rig: Rig, family:
     assert np.array_equal(out[3].view(np.uint32), np.full_like(out[3], np.nan).view(np.uint32))
 
 
-def test_the_size_of_tiles_does_not_matter(rig: Rig) -> None:
+def test_neither_the_size_of_tiles_nor_a_stage_matters(rig: Rig) -> None:
     case = make_case(rig.engine, Layer(T.Q8_0, T.Q4_0, 256, 256, 1, 6), 600 if rig.is_small else 2500, 9, PRODUCTS)
-    first, *others = (attend_at_once(replace(case, family=Family("attend_mma", tile))) for tile in (8, 16, 32, 40))
+    families = [Family("attend_mma", tile, is_staged=staged) for tile in (8, 16, 32, 40) for staged in (False, True)]
+    first, *others = (attend_at_once(replace(case, family=each)) for each in families)
     assert all(same_bits(first, other) for other in others)

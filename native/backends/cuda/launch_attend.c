@@ -151,6 +151,17 @@ static uint32_t products_bytes(const kvs_kv_layer *layer)
     return 64 * (2 * k_blocks + 16) + 128 * (value_splits(v_blocks) - 1) * v_blocks;
 }
 
+/* And for a page, where it is staged: with rows of K's codes a block of them apart and of V's 16 bytes. */
+static uint32_t stage_bytes(const kvs_kv_layer *layer)
+{
+    kvs_record_info record = {.struct_size = sizeof record};
+    if (kvs_record_layout(layer, &record) != KVS_OK) {
+        return UINT32_MAX;
+    }
+    const uint32_t block_codes = record.plane_row_bytes[KVS_PLANE_K_CODES] / (layer->head_dim_k / HEAD_GRAIN);
+    return (uint32_t)record.head_bytes + KVS_PAGE_TOKENS * (block_codes + 16);
+}
+
 static attend_kernels kernels_of(const kvs_cuda_launcher *launcher, const kvs_bound_op *op, uint32_t n_head_queries)
 {
     const kvs_kv_layer *layer = op->kv;
@@ -164,12 +175,15 @@ static attend_kernels kernels_of(const kvs_cuda_launcher *launcher, const kvs_bo
     }
     const uint32_t of_query = products_bytes(layer);
     const uint32_t many = MANY_QUERIES * (of_query + STATIC_BYTES) <= launcher->shared_bytes ? MANY_QUERIES : FEWER_QUERIES;
-    const uint32_t tile = n_head_queries <= FEW_QUERIES ? FEW_QUERIES : many;
-    const kvs_cuda_macro tiles = {"KVS_TILES", (int32_t)(tile / FEW_QUERIES)};
+    const uint32_t tile = n_head_queries <= FEW_QUERIES ? FEW_QUERIES : many, stage = stage_bytes(layer);
+    const bool is_staged = (uint64_t)tile * (of_query + STATIC_BYTES) + stage <= launcher->shared_bytes;
+    const kvs_cuda_macro tiles = {"KVS_TILES", (int32_t)(tile / FEW_QUERIES)}, staged = {"KVS_STAGED", is_staged};
     attend_kernels kernels = {record_key("attend_mma", "attend_leaf", layer), record_key("attend_mma", "attend_fold", layer),
-                              tile, tile * of_query, tile == FEW_QUERIES ? 2 : 1, false};
+                              tile, tile * of_query + (is_staged ? stage : 0), is_staged || tile > FEW_QUERIES ? 1 : 2, false};
     kernels.leaf.macros[kernels.leaf.n_macros++] = tiles;
+    kernels.leaf.macros[kernels.leaf.n_macros++] = staged;
     kernels.fold.macros[kernels.fold.n_macros++] = tiles;
+    kernels.fold.macros[kernels.fold.n_macros++] = staged;
     return kernels;
 }
 
