@@ -19,7 +19,10 @@ from tests.gpu.kernel_engine import CudaEngine
 LAYER = Layer(T.Q8_0, T.Q4_0, 256, 256, 4, 6)
 SLOTS = 128
 MULTIPROCESSORS = 132
-FAMILIES = tuple(Family("attend_mma", tile) for tile in (8, 16, 32, 40))
+FAMILIES = (
+    *(Family("attend_mma", tile) for tile in (8, 16, 32, 40)),
+    *(Family("attend_mma", tile, is_staged=True) for tile in (8, 40)),
+)
 TRIED = tuple(
     Family("attend_mma", tile, (("KVS_AHEAD", ahead), ("KVS_K_UNROLL", unroll), ("KVS_BLOCKS", blocks)))
     for tile, all_blocks in ((8, (1, 2, 3)), (16, (1, 2)), (32, (1,)), (40, (1,)))
@@ -51,7 +54,7 @@ def runs_of(n_pages: int, n_tiles: int, sm_blocks: int) -> list[Run]:
 
 
 def microseconds(device: CudaEngine, case: Case, family: Family) -> float:
-    sm_blocks = 2 if family.tile == 8 else 1
+    sm_blocks = 2 if family.tile == 8 and not family.is_staged else 1
     runs = runs_of(case.n_pages, -(-case.n_rows * 6 // family.tile), sm_blocks)
     made = launches(replace(case, family=family), runs)
     return device.seconds(made.run, 10) * 1e6
@@ -82,7 +85,8 @@ def tile_figures(device: CudaEngine) -> Iterator[str]:
             case = repeated(device, n_tokens, n_rows)
             times = [microseconds(device, case, family) for family in FAMILIES]
             rate = case.n_pages * LAYER.record_bytes / min(times) / 1e3
-            shown = ", ".join(f"{family.tile}: {time:.1f} us" for family, time in zip(FAMILIES, times, strict=True))
+            names = (f"{family.tile}{' staged' * family.is_staged}" for family in FAMILIES)
+            shown = ", ".join(f"{name}: {time:.1f} us" for name, time in zip(names, times, strict=True))
             yield f"{n_tokens} tokens {n_rows} rows, queries of a tile {shown}; at best {rate:.0f} GB/s"
             device.release()
 
