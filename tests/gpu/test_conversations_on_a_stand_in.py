@@ -17,7 +17,6 @@ LIMIT_S = 2400
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(LIMIT_S + 60)
 @pytest.mark.skipif(COMPILER is None, reason="needs cc")
 def test_conversations_hold_on_a_stand_in(tmp_path: Path) -> None:
     environment = Driver.build(tmp_path).environment(FAKE_CUDA_KERNELS="host", FAKE_CUDA_ARCH="90")
