@@ -13,7 +13,7 @@ pytest.importorskip("pykvstream._ffi._native")
 
 from tests.gpu.stand_in import COMPILER, ROOT, Driver
 
-LIMIT_S = 2400
+LIMIT_S = 3600
 
 
 @pytest.mark.slow
