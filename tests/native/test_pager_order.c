@@ -106,15 +106,22 @@ static void test_a_page_loaded_behind_the_pager_is_brought_anew(uint32_t flags)
     close_bench(&b);
 }
 
+/* A bench whose sequence has 100 tokens in history, and a fork of it, which the caller releases. */
+static kvs_seq *open_fork(bench *b, uint32_t flags)
+{
+    kvs_seq *child = NULL;
+    open_bench(b, flags);
+    take_pass(b, b->seq, 100, 100);
+    CHECK_OK(kvs_pager_publish_wait(b->pager));
+    CHECK_OK(kvs_seq_fork(b->seq, &child));
+    return child;
+}
+
 /* The parent goes on in a page of its own; the slot holds what is now the fork's. */
 static void test_a_page_that_an_append_replaced_stays_with_the_fork(uint32_t flags)
 {
     bench b;
-    kvs_seq *child = NULL;
-    open_bench(&b, flags);
-    take_pass(&b, b.seq, 100, 100);
-    CHECK_OK(kvs_pager_publish_wait(b.pager));
-    CHECK_OK(kvs_seq_fork(b.seq, &child));
+    kvs_seq *child = open_fork(&b, flags);
     take_pass(&b, b.seq, 30, 30);
     take_pass(&b, child, 1, 1);
     check_history(&b, b.seq);
@@ -217,11 +224,7 @@ static void test_rows_that_history_lacked_before_a_pass_are_not_of_its_writing(v
 static void test_a_page_that_was_copied_reaches_history_whole(uint32_t flags)
 {
     bench b;
-    kvs_seq *child = NULL;
-    open_bench(&b, flags);
-    take_pass(&b, b.seq, 100, 100);
-    CHECK_OK(kvs_pager_publish_wait(b.pager));
-    CHECK_OK(kvs_seq_fork(b.seq, &child));
+    kvs_seq *child = open_fork(&b, flags);
     take_written_pass(&b, child, 2, 2);
     check_history(&b, child);
     take_written_pass(&b, b.seq, 3, 3);
