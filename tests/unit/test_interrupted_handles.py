@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import os
-import sys
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -33,6 +32,7 @@ from pykvstream.core.tape import Tape
 from pykvstream.core.weight import Weight, WeightLayout
 from pykvstream.gguf import GgmlType
 from pykvstream.runtime.whole_file import replacing
+from tests.property.test_failed_pass import Interrupter
 
 LAYER = KvLayer(1, 32, 32, GgmlType.Q8_0.id, GgmlType.Q8_0.id)
 ROWS = np.zeros(32 * 4, np.uint8)
@@ -49,40 +49,24 @@ MOST = 2000
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
 
 
-class Interrupter:
-    """Raises KeyboardInterrupt before the n-th operation of functions of the package."""
-
-    def __init__(self, at: int) -> None:
-        self.n_left = at
+class OperationInterrupter(Interrupter):
+    """The same before the n-th operation of functions of the package."""
 
     def __call__(self, frame: FrameType, kind: str, argument: Any) -> Any:
         if "pykvstream" not in frame.f_code.co_filename or frame.f_code.co_name == "__del__":
             return None
         frame.f_trace_opcodes = True
         if kind == "opcode":
-            self.n_left -= 1
-            if self.n_left == 0:
+            self.at -= 1
+            if self.at == 0:
                 raise KeyboardInterrupt
         return self
-
-
-def interrupted(action: Callable[[], object], at: int) -> bool:
-    """Whether the action was, before its n-th operation."""
-    before = sys.gettrace()
-    sys.settrace(Interrupter(at))
-    try:
-        action()
-    except KeyboardInterrupt:
-        return True
-    finally:
-        sys.settrace(before)
-    return False
 
 
 def strike(action: Callable[[], object], check: Callable[[], None]) -> int:
     """Interrupts at every operation; returns how many."""
     for at in range(1, MOST):
-        if not interrupted(action, at):
+        if not OperationInterrupter(at).run(action):
             return at - 1
         check()
     raise AssertionError("an action of more operations than are looked at")
@@ -102,13 +86,13 @@ def test_what_was_made_goes_with_the_interrupt(kind: str) -> None:
         assert strike(make, check) > 20
 
 
-@pytest.mark.parametrize(("kind", "maker"), [("pager", Pager), ("coordinator", PhaseCoordinator)])
-def test_what_stands_on_another_object_does_too(kind: str, maker: Any) -> None:
+@pytest.mark.parametrize("kind", ["pager", "coordinator"])
+def test_what_stands_on_another_object_does_too(kind: str) -> None:
     with Device(1) as device, Cache(device, [LAYER]) as cache, Arena(device, 4096) as arena:
         before = device.info.live_objects
 
         def make() -> None:
-            with closing(Pager(device, cache) if kind == "pager" else maker(arena)):
+            with closing(Pager(device, cache) if kind == "pager" else PhaseCoordinator(arena)):
                 pass
 
         def check() -> None:
