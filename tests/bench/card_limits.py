@@ -216,13 +216,9 @@ def grow(session: Session, depth: int) -> None:
 def print_idle(session: Session, n_steps: int) -> None:
     seconds = time_steps(session, 1, n_steps)
     table = kernel_table(session, 1, 8)
-    idle = {name: 0.0 for name in (IDLE, BETWEEN)}
-    busy = 0.0
-    for line in table[1:]:
-        us, _, _, name = line.split(maxsplit=3)
-        busy += 0.0 if name in idle else float(us)
-        idle |= {name: float(us)} if name in idle else {}
-    between, whole = idle[BETWEEN], busy + sum(idle.values())
+    spent = {name: float(us) for us, _, _, name in (line.split(maxsplit=3) for line in table[1:])}
+    whole, between = sum(spent.values()), spent.get(BETWEEN, 0.0)
+    busy = whole - between - spent.get(IDLE, 0.0)
     print("\n".join(table))
     share = 100 * (1 - busy / 1e6 / seconds)
     print(f"card at work {busy / 1e3:.3f} ms of a pass of {seconds * 1e3:.3f} ms: {share:.1f} % idle")
